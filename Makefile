@@ -1,0 +1,37 @@
+# Two commands do all the set-up: `make train` runs the main job, `make test` the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+# The CPU build of PyTorch; on a machine with a GPU choose your own, such as TORCH=torch.
+TORCH ?= torch==2.13.0
+
+.PHONY: setup train test check format bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+train: setup  ## the embedded model learns two tasks, and is judged on held-out levels
+	$(BIN)/turnwise train babyai-quick
+	$(BIN)/turnwise eval runs/babyai-quick
+
+test: setup
+	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
+
+check: setup  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,1 @@
+"""How credit is assigned along time, one idea a file."""

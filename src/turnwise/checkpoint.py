@@ -1,0 +1,110 @@
+"""What must survive a crash, written so that a crash while writing loses nothing.
+
+A checkpoint is a folder that appears by one rename, when every file in it is on disk. Weights and optimizer
+moments are safetensors, the rest is JSON; each file's digest is kept, and checked before anything is read.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_MANIFEST = "manifest.json"
+
+
+def save(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+    """Write `tensors` (a file each) and `state` as the checkpoint `name`; returns its folder."""
+    target, draft = folder / name, folder / f"{name}.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for stem, group in tensors.items():
+        save_file(
+            {key: tensor.detach().contiguous().cpu() for key, tensor in group.items()}, draft / f"{stem}.safetensors"
+        )
+    (draft / "state.json").write_text(json.dumps(state))
+    digests = {file.name: _digest(file) for file in sorted(draft.iterdir())}
+    (draft / _MANIFEST).write_text(json.dumps(digests, indent=1))
+    for file in draft.iterdir():
+        _flush(file)
+    aside = folder / f"{name}.old"
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    draft.rename(target)
+    _flush(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def load(target: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Read a checkpoint back. One that is damaged is a ValueError that names the file."""
+    try:
+        digests = json.loads((target / _MANIFEST).read_text())
+        for name, digest in digests.items():
+            if _digest(target / name) != digest:
+                raise ValueError(f"its file {name} is damaged")
+        state = json.loads((target / "state.json").read_text())
+        tensors = {file.stem: load_file(file) for file in sorted(target.glob("*.safetensors"))}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"the checkpoint {target} cannot be read ({error}); delete that folder to resume from the one before it, "
+            "or the whole run to begin anew"
+        ) from error
+    return tensors, state
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint made last; drafts that a crash left do not count."""
+    return max((path for path in folder.glob("*") if path.suffix != ".draft"), key=_age, default=None)
+
+
+def _age(path: Path) -> tuple[str, bool]:
+    return path.stem, path.suffix != ".old"
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the newest."""
+    for path in sorted(path for path in folder.glob("*") if path.suffix != ".draft")[:-keep]:
+        shutil.rmtree(path)
+
+
+def load_parameters(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite every parameter in place, so that whoever shares the module sees the new weights."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments of an optimizer as flat names; its settings come from the configuration."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{name}": tensor for index, moments in state.items() for name, tensor in moments.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, moment = name.partition(".")
+        state.setdefault(int(index), {})[moment] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,145 @@
+"""The command line: train, eval, make-model."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from turnwise import __version__
+from turnwise.config import Config, dump_config, load_config
+
+_TRAIN = """\
+examples:
+  turnwise train babyai-quick                         the embedded model learns two tasks in minutes
+  turnwise train babyai-quick seed=1 run=runs/other   override any key of the recipe
+  turnwise train babyai-quick --dry-run               show every key, with its value
+  turnwise train my_recipe.yaml model.path=Qwen/Qwen2.5-3B-Instruct
+  turnwise train runs/babyai-quick --resume           go on after Ctrl-C or a crash, as if nothing had happened
+
+A recipe is a short YAML file; what it does not say has the default. The run's folder then holds metrics.jsonl,
+transcripts/ of some episodes, checkpoints/, and at the end model/, a Hugging Face folder."""
+
+_EVAL = """\
+examples:
+  turnwise eval runs/babyai-quick                     a run, by its own recipe
+  turnwise eval tiny babyai-quick                     the embedded model, before any training
+  turnwise eval runs/babyai-quick babyai evaluation.episodes=500 evaluation.temperature=0
+
+Every player meets the same held-out levels. Beside the model play a uniformly random player and, where the
+environment has one, its expert; brackets hold 95% Wilson intervals."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 a mistake in what was asked for, 130 stopped by Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.command(arguments)
+    except (ValueError, FloatingPointError) as error:
+        print(f"turnwise: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("turnwise: stopped at once; what the newest checkpoint holds is safe", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="turnwise", description="Train language-model agents by reinforcement learning over turns."
+    )
+    parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = _command(commands, "train", "train an agent by a recipe", _TRAIN, _train)
+    train.add_argument("recipe", metavar="RECIPE", help="a YAML file, a shipped recipe's name, or a run's folder")
+    train.add_argument("overrides", metavar="key=value", nargs="*", help="dotted keys, such as update.actor_lr=1e-5")
+    train.add_argument("--resume", action="store_true", help="go on with a run from its newest checkpoint")
+    train.add_argument("--dry-run", action="store_true", help="check and print the resolved configuration, then stop")
+
+    evaluate = _command(commands, "eval", "say how good a run or a model is", _EVAL, _evaluate)
+    evaluate.add_argument("player", metavar="RUN_OR_MODEL", help="a run's folder, a model's folder, a hub id, or tiny")
+    evaluate.add_argument("recipe", metavar="RECIPE", nargs="?", help="the environment and protocol; a run has its own")
+    evaluate.add_argument("overrides", metavar="key=value", nargs="*", help="dotted keys, such as evaluation.episodes")
+    evaluate.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
+
+    make = _command(commands, "make-model", "make the embedded model anew, from random weights", "", _make_model)
+    make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
+    make.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _command(commands, name: str, summary: str, text: str, function) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=summary, description=summary, epilog=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    config = _config(arguments.recipe, arguments.overrides)
+    if arguments.dry_run:
+        print(dump_config(config), end="")
+        return 0
+    from turnwise.train import train
+
+    if train(config, arguments.resume):
+        print(f"Done. How good is it? turnwise eval {config.run}")
+        return 0
+    print(f"Stopped and saved. Go on with: turnwise train {config.run} --resume")
+    return 130
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    recipe, overrides = arguments.recipe, arguments.overrides
+    if recipe is not None and "=" in recipe:
+        recipe, overrides = None, [recipe, *overrides]
+    is_run = (Path(arguments.player) / "config.yaml").is_file()
+    if recipe is None and not is_run:
+        raise ValueError(
+            f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
+        )
+    if not is_run:
+        overrides = [f"model.path={arguments.player}", *overrides]
+    config = _config(recipe or arguments.player, overrides)
+
+    from rich.console import Console
+
+    from turnwise.evaluate import evaluate_expert, evaluate_model, evaluate_random, open_player, results_table
+
+    console = Console()
+    engine, renderer = open_player(config, Path(arguments.player) if is_run else None)
+    with console.status("playing"):
+        players = {arguments.player: evaluate_model(config, engine, renderer), "random": evaluate_random(config)}
+        expert = evaluate_expert(config)
+    if expert is not None:
+        players["expert"] = expert
+    console.print(results_table(players, config))
+    rows = [{"player": player, **asdict(one), "interval": one.interval} for player, r in players.items() for one in r]
+    record = {"evaluation": config.evaluation.model_dump(), "results": rows}
+    for file in [arguments.json, Path(arguments.player) / "eval.json" if is_run else None]:
+        if file is not None:
+            file.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def _make_model(arguments: argparse.Namespace) -> int:
+    from turnwise.models.make_tiny import Recipe, make_tiny
+
+    make_tiny(arguments.folder, Recipe(seed=arguments.seed))
+    return 0
+
+
+def _config(recipe: str, overrides: Sequence[str]) -> Config:
+    """A run's folder stands for the configuration that it was started with."""
+    saved = Path(recipe) / "config.yaml"
+    return load_config(saved if saved.is_file() else recipe, overrides)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""How good a player is: success on fixed held-out levels, with intervals, beside a random player and the expert."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.table import Table
+
+from turnwise import checkpoint
+from turnwise.config import Config
+from turnwise.engines.local import LocalEngine
+from turnwise.envs.host import Host
+from turnwise.metrics import wilson
+from turnwise.models import arithmetic, open_model
+from turnwise.protocols import Engine
+from turnwise.render import Renderer
+from turnwise.rollout import Slot
+from turnwise.seeds import derive, episode_seed
+
+
+@dataclass(frozen=True)
+class Result:
+    """One player on one task."""
+
+    task: str
+    successes: int
+    episodes: int
+    mean_return: float  # native or binary, as the recipe says; penalties included
+    mean_turns: float
+    valid: float | None = None  # share of valid or translated actions; None for players that speak no text
+    invalid_texts: tuple[tuple[str, int], ...] = ()
+    failures: int = 0  # environments that failed, and whose episodes were replaced
+
+    @property
+    def rate(self) -> float:
+        return self.successes / self.episodes
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.successes, self.episodes)
+
+
+def open_player(config: Config, run: Path | None) -> tuple[Engine, Renderer]:
+    """The model of the configuration; with a run, as its newest checkpoint left it."""
+    model, tokenizer = open_model(config.model)
+    if run is not None:
+        newest = checkpoint.newest(run / "checkpoints")
+        if newest is None:
+            raise ValueError(f"{run} has no checkpoint yet, so there is nothing to evaluate")
+        tensors, _ = checkpoint.load(newest)
+        actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
+        checkpoint.load_parameters(model, actor)
+    renderer = Renderer(tokenizer)
+    precision = arithmetic(config.model.precision, model.device)
+    return LocalEngine(model, renderer.stop_ids, precision), renderer
+
+
+def eval_seed(task: str, episode: int) -> int:
+    """The same levels for every run, model and player; none of them occurs in training."""
+    return episode_seed("eval", task, episode)
+
+
+def evaluate_model(config: Config, engine: Engine, renderer: Renderer) -> list[Result]:
+    """Play `evaluation.episodes` held-out episodes of each task by the model."""
+    evaluation = config.evaluation
+    rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature, "top_p": 1.0, "top_k": 0})
+    config = config.model_copy(update={"rollout": rollout})
+    tasks = list(config.environment.tasks)
+    lanes = max(1, min(evaluation.slots // len(tasks), evaluation.episodes))
+    slots = [
+        Slot(lane, task, config, renderer, partial(_lane_seed, task, lane, lanes))
+        for task in tasks
+        for lane in range(lanes)
+    ]
+
+    async def play(slot: Slot) -> None:
+        quota = len(range(slot.index, evaluation.episodes, lanes))
+        while len(slot.segments) < quota:
+            await slot.turn(engine)
+
+    async def play_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for slot in slots:
+                group.create_task(play(slot))
+
+    asyncio.run(play_all())
+    return [_result(task, [slot for slot in slots if slot.task == task]) for task in tasks]
+
+
+def _lane_seed(task: str, lane: int, lanes: int, number: int) -> int:
+    return eval_seed(task, lane + number * lanes)
+
+
+def _result(task: str, slots: list[Slot]) -> Result:
+    segments = [segment for slot in slots for segment in slot.segments]
+    outcomes = [segment.outcome for segment in segments if segment.outcome]
+    actions = [turn.action for segment in segments for turn in segment.turns if turn.action]
+    invalid = Counter(action.said for action in actions if action.status == "invalid")
+    return Result(
+        task,
+        sum(bool(outcome.success) for outcome in outcomes),
+        len(outcomes),
+        sum(outcome.episode_return for outcome in outcomes) / len(outcomes),
+        sum(outcome.turns for outcome in outcomes) / len(outcomes),
+        1 - invalid.total() / len(actions),
+        tuple(invalid.most_common(3)),
+        sum(slot.tally.failures for slot in slots),
+    )
+
+
+def evaluate_random(config: Config) -> list[Result]:
+    """Play the same episodes by uniformly random legal actions."""
+
+    def chooser(host: Host, seed: int) -> Callable[[], str]:
+        luck = random.Random(derive("random player", seed))
+        return lambda: luck.choice(host.actions)
+
+    return [_play(config, task, chooser) for task in config.environment.tasks]
+
+
+def evaluate_expert(config: Config) -> list[Result] | None:
+    """Play the same episodes by the environment's own expert; None where it has none."""
+
+    def chooser(host: Host, seed: int) -> Callable[[], str]:
+        return host.expert
+
+    tasks = list(config.environment.tasks)
+    if not hasattr(Host(config.environment, tasks[0], "").environment.unwrapped, "expert"):
+        return None
+    return [_play(config, task, chooser) for task in tasks]
+
+
+def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[], str]]) -> Result:
+    async def play() -> list[tuple[bool, float, int]]:
+        environment = config.environment.model_copy(update={"workers": "inline"})
+        host = Host(environment, task, "")
+        outcomes = []
+        for episode in range(config.evaluation.episodes):
+            seed = eval_seed(task, episode)
+            await host.reset(seed)
+            choose = chooser(host, seed)
+            total, turns, feedback = 0.0, 0, None
+            while feedback is None or not (feedback.terminated or feedback.truncated):
+                feedback = await host.step(choose())
+                total, turns = total + feedback.reward, turns + 1
+            outcomes.append((bool(feedback.success), total, turns))
+        return outcomes
+
+    outcomes = asyncio.run(play())
+    count = len(outcomes)
+    wins, returns, turns = (sum(column) for column in zip(*outcomes, strict=True))
+    return Result(task, wins, count, returns / count, turns / count)
+
+
+def results_table(players: Mapping[str, Sequence[Result]], config: Config) -> Table:
+    """A row a task, a column a player."""
+    evaluation = config.evaluation
+    table = Table(title=f"success over {evaluation.episodes} held-out episodes a task, 95% intervals")
+    table.add_column("task")
+    for player in players:
+        table.add_column(player, justify="right")
+    names = list(players)
+    for results in zip(*players.values(), strict=True):
+        cells = (f"{r.rate:.3f} [{r.interval[0]:.3f}, {r.interval[1]:.3f}]" for r in results)
+        table.add_row(results[0].task, *cells)
+    model = players[names[0]]
+    said = sum((Counter(dict(r.invalid_texts)) for r in model), Counter[str]()).most_common(3)
+    shares = ", ".join(f"{r.task} {r.valid:.3f}" for r in model)
+    worst = "; most frequent invalid: " + ", ".join(f"{text!r} x{count}" for text, count in said) if said else ""
+    table.caption = f"temperature {evaluation.temperature:g}; valid actions: {shares}{worst}"
+    return table

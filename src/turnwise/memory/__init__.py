@@ -1,0 +1,1 @@
+"""What the model sees next, one idea a file."""

@@ -1,0 +1,111 @@
+"""What we look at: named means over tokens, turns and episodes, and intervals that say how sure they are."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import torch
+
+from turnwise.batch import Batch
+from turnwise.loss import explained_variance
+from turnwise.rollout import Tally
+from turnwise.types import Segment
+from turnwise.update import Credit
+
+RECENT = 100  # episodes of each task over which the running success is taken
+
+
+def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95% score interval of a rate (Wilson 1927); (0, 1) where nothing was tried."""
+    if not trials:
+        return 0.0, 1.0
+    rate, square = successes / trials, z * z / trials
+    centre = (rate + square / 2) / (1 + square)
+    half = z * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials)) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+class Recent:
+    """The newest outcomes of each task."""
+
+    def __init__(self, tasks: Sequence[str]):
+        self.successes: dict[str, deque[bool]] = {task: deque(maxlen=RECENT) for task in tasks}
+
+    def add(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if segment.outcome is not None and segment.outcome.success is not None:
+                self.successes[segment.task].append(segment.outcome.success)
+
+    def metrics(self) -> dict[str, float]:
+        figures = {}
+        for task, wins in self.successes.items():
+            if wins:
+                low, high = wilson(sum(wins), len(wins))
+                figures |= {
+                    f"success/{task}": sum(wins) / len(wins),
+                    f"success/{task}/low": low,
+                    f"success/{task}/high": high,
+                }
+        return figures
+
+    def state(self) -> dict[str, list[bool]]:
+        return {task: list(wins) for task, wins in self.successes.items()}
+
+    def restore(self, state: dict[str, list[bool]]) -> None:
+        for task, wins in state.items():
+            self.successes[task].extend(wins)
+
+
+def measure(segments: Sequence[Segment], tally: Tally) -> dict[str, float]:
+    """How the turns of a batch were played."""
+    turns = [turn for segment in segments for turn in segment.turns]
+    acted = [turn.action for turn in turns if turn.action is not None]
+    statuses = Counter(action.status for action in acted)
+    outcomes = [segment.outcome for segment in segments if segment.outcome is not None]
+    replies = [len(turn.generation.token_ids) for turn in turns]
+    prompts = [len(turn.prompt_ids) for turn in turns]
+    figures = {f"turns/{status}": statuses[status] / len(acted) for status in ("valid", "translated", "invalid")}
+    figures |= {
+        "turns/reward": sum(turn.reward for turn in turns) / len(acted),
+        "turns/reply_tokens": sum(replies) / len(turns),
+        "turns/reply_cut": sum(turn.generation.finish_reason == "length" for turn in turns) / len(turns),
+        "turns/prompt_tokens": sum(prompts) / len(turns),
+        "turns/prompt_tokens_max": max(prompts),
+        "turns/shortened_prompts": tally.shortened_prompts,
+        "episodes/finished": len(outcomes),
+        "episodes/failed": tally.failures,
+        "episodes/dropped_turns": tally.dropped_turns,
+    }
+    for end in ("terminated", "truncated", "cut"):
+        figures[f"segments/{end}"] = sum(segment.end == end for segment in segments)
+    if outcomes:
+        figures["episodes/return"] = sum(outcome.episode_return for outcome in outcomes) / len(outcomes)
+        figures["episodes/turns"] = sum(outcome.turns for outcome in outcomes) / len(outcomes)
+    return figures
+
+
+def invalid_texts(segments: Sequence[Segment], most: int = 3) -> list[tuple[str, int]]:
+    """What the model most often wrote instead of a legal action."""
+    said = (turn.action.said for s in segments for turn in s.turns if turn.action and turn.action.status == "invalid")
+    return Counter(said).most_common(most)
+
+
+def measure_credit(batch: Batch, credit: Credit) -> dict[str, float]:
+    """How far the policy has gone from the reference, in its reasoning and in its actions, and what the critic knows.
+
+    An action KL that outgrows the reasoning KL is the sign of action hacking: reward taken by editing only the action.
+    """
+    acting, first = batch.in_action, batch.turn_firsts
+    figures = {
+        "critic/explained_variance": explained_variance(credit.old_values, credit.returns),
+        "critic/explained_variance_first": explained_variance(credit.old_values[first], credit.returns[first]),
+        "critic/value": credit.old_values.mean(),
+        "critic/return": credit.returns.mean(),
+    }
+    if credit.reference is not None:
+        k3 = (-credit.kl).exp() - 1 + credit.kl
+        for name, where in (("all", torch.ones_like(acting)), ("action", acting), ("reasoning", ~acting)):
+            if where.any():
+                figures[f"kl/{name}"] = credit.kl[where].mean()
+                figures[f"kl/{name}_k3"] = k3[where].mean()
+    return {name: float(value) for name, value in figures.items()}

@@ -1,0 +1,57 @@
+"""Opening language models: from a folder, a hub id, or the one that ships."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from turnwise.config import ModelConfig
+
+TINY = Path(__file__).parent / "tiny"
+
+
+def locate(path: str) -> str:
+    """`tiny` is the embedded model; everything else is a folder or a hub id as it stands."""
+    return str(TINY) if path == "tiny" else path
+
+
+def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with fp32 weights on its device, and its tokenizer. A mistake is a ValueError."""
+    logging.disable_progress_bar()
+    path = locate(config.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model.path is {config.path!r}, which cannot be opened: {str(error).strip().splitlines()[0]} "
+            "(give a folder with config.json, model.safetensors and tokenizer.json, a hub id, or 'tiny')"
+        ) from error
+    torch.nn.Module.to(model, pick_device(config.device))
+    return model.eval(), tokenizer
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"model.device is {name!r}, which this machine does not have; use auto or cpu") from error
+
+
+def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context for forward passes: bf16 with fp32 weights, or nothing."""
+    if precision == "auto":
+        precision = "bf16" if _native_bf16(device) else "fp32"
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def _native_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()

@@ -1,0 +1,53 @@
+"""The THINK/ACTION answer format: how the model is told to answer, and what its answer means."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from turnwise.types import Action, Status
+
+_MARKER = re.compile(r"[*_`]*\baction[\s*_`]*:[*_`]*", re.IGNORECASE)
+_THINK = re.compile(r"^[\s*_`]*think[\s*_`]*:[*_`]*", re.IGNORECASE)
+_EDGES = " \t\"'`*_.,;:!?()[]{}<>“”‘’«»"  # noqa: RUF001
+
+
+@dataclass(frozen=True)
+class ThinkAct:
+    """Reads the first line after the last ACTION: marker.
+
+    Legal actions are matched without regard to case, quotes, markup, underscores and end punctuation; then the
+    environment's table of near-misses is asked; anything else becomes the default action. With no list of actions,
+    any text is legal.
+    """
+
+    actions: Sequence[str] = ()
+    default: str = ""
+    translate: Callable[[str], str | None] | None = None
+    cue: str = "What will you do next? Answer in this format:\nTHINK: your reasoning\nACTION: one legal action"
+
+    def parse(self, text: str) -> Action:
+        marker = max(_MARKER.finditer(text), key=lambda found: found.start(), default=None)
+        start = marker.start() if marker else len(text)
+        lines = text[marker.end() :].splitlines() if marker else []
+        said = next((line.strip() for line in lines if line.strip(_EDGES)), "")
+        thought = _THINK.sub("", text[:start]).strip()
+        action, status = self._meaning(said)
+        return Action(action, status, said, thought, start)
+
+    def format(self, thought: str, action: str) -> str:
+        return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
+
+    def _meaning(self, said: str) -> tuple[str, Status]:
+        if not self.actions:
+            return (said, "valid") if said else (self.default, "invalid")
+        plain = normalise(said)
+        for action in self.actions:
+            if normalise(action) == plain:
+                return action, "valid"
+        translated = self.translate(plain) if self.translate and plain else None
+        return (translated, "translated") if translated else (self.default, "invalid")
+
+
+def normalise(text: str) -> str:
+    """Lower case, single spaces, no quotes, markup, underscores or end punctuation."""
+    return re.sub(r"[\s_]+", " ", text.strip(_EDGES)).strip().lower()

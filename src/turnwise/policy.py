@@ -1,0 +1,142 @@
+"""Actor, critic and frozen reference, on any causal language model of transformers.
+
+The shift by one between a token and the place that predicts it was made by the batch: hidden states are read at
+`micro.before`, and there the head scores the token and the critic the state before it.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from turnwise.batch import Batch, Micro
+
+_COUNT = 64
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one pass over a micro-batch says of its sampled tokens."""
+
+    logprobs: Tensor  # [n]
+    entropy: Tensor  # [n] nats
+    values: Tensor  # [n]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the models say of a batch before it is trained on."""
+
+    values: Tensor  # [N]
+    bootstraps: Tensor  # [E]
+    reference: Tensor | None  # [N] log-probs
+
+
+class Policy(nn.Module):
+    """`critic` is "separate" (a trunk of its own) or "shared" (a head on the actor's trunk)."""
+
+    def __init__(
+        self,
+        actor: PreTrainedModel,
+        critic: str = "separate",
+        reference: bool = True,
+        temperature: float = 1.0,
+        precision: AbstractContextManager[object] | None = None,
+    ):
+        super().__init__()
+        if getattr(actor.config, "final_logit_softcapping", None):
+            raise ValueError(f"model: {actor.config.model_type} caps its logits, which the trainer does not reproduce")
+        self.actor = actor
+        self.critic_trunk = deepcopy(actor.get_decoder()) if critic == "separate" else None
+        self.value_head = nn.Linear(actor.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)  # values start at 0: no credit for noise
+        nn.init.zeros_(self.value_head.bias)
+        self.value_head.to(actor.device)
+        self.temperature = temperature
+        self.precision = precision or nullcontext()
+        # Not a submodule: it is neither trained nor saved.
+        self._reference = (deepcopy(actor).requires_grad_(False).eval(),) if reference else ()
+
+    @property
+    def reference(self) -> PreTrainedModel | None:
+        return self._reference[0] if self._reference else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.value_head.weight.device
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        return list(self.actor.parameters())
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        trunk: Iterator[nn.Parameter] = self.critic_trunk.parameters() if self.critic_trunk else iter(())
+        return [*trunk, *self.value_head.parameters()]
+
+    def forward(self, micro: Micro) -> Forward:
+        """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""
+        with self.precision:
+            hidden = self._hidden(self.actor.get_decoder(), micro)[self._to(micro.before)]
+            logprobs, entropy = self._head(self.actor, hidden, micro)
+            if self.critic_trunk is not None:
+                hidden = self._hidden(self.critic_trunk, micro)[self._to(micro.before)]
+        return Forward(logprobs, entropy, self._value(hidden))
+
+    def values(self, micro: Micro) -> tuple[Tensor, Tensor]:
+        """Values of the sampled tokens [n] and of the next prompts [e]; gradients reach the critic alone."""
+        with self.precision:
+            if self.critic_trunk is not None:
+                hidden = self._hidden(self.critic_trunk, micro)
+            else:
+                with torch.no_grad():
+                    hidden = self._hidden(self.actor.get_decoder(), micro)
+        return self._value(hidden[self._to(micro.before)]), self._value(hidden[self._to(micro.ends)])
+
+    @torch.no_grad()
+    def score(self, batch: Batch, max_tokens: int, reference: bool = True) -> Scores:
+        """Values before each sampled token and of each next prompt; log-probs by the reference."""
+        count = len(batch.logprobs)
+        values, bootstraps = torch.zeros(count), torch.zeros(len(batch.segments))
+        for micro in batch.micros(torch.arange(len(batch.row_lengths)), max_tokens, finals=True):
+            tokens, ends = self.values(micro)
+            values[micro.index] = tokens.cpu()
+            bootstraps[micro.segments] = ends.cpu()
+        return Scores(values, bootstraps, self.reference_logprobs(batch, max_tokens) if reference else None)
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch, max_tokens: int) -> Tensor | None:
+        """[N], or None where there is no reference."""
+        return None if self.reference is None else self._logprobs(self.reference, batch, max_tokens)
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, max_tokens: int) -> Tensor:
+        """[N] by the actor as it is now."""
+        return self._logprobs(self.actor, batch, max_tokens)
+
+    def _logprobs(self, model: PreTrainedModel, batch: Batch, max_tokens: int) -> Tensor:
+        logprobs = torch.zeros(len(batch.logprobs))
+        for micro in batch.micros(batch.trained_rows, max_tokens, finals=False):
+            with self.precision:
+                hidden = self._hidden(model.get_decoder(), micro)[self._to(micro.before)]
+                logprobs[micro.index] = self._head(model, hidden, micro)[0].cpu()
+        return logprobs
+
+    def _hidden(self, trunk: nn.Module, micro: Micro) -> Tensor:
+        return trunk(input_ids=micro.tokens.to(self.device), use_cache=False).last_hidden_state  # [b, T, D]
+
+    def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
+        # A processor prepares every new shape of a product anew, so only few are let occur.
+        filled = nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % _COUNT))
+        logits = model.lm_head(filled)[: len(hidden)].float() / self.temperature
+        logprobs = torch.log_softmax(logits, dim=-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(1, micro.targets.to(self.device)[:, None])[:, 0], entropy
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden.float(), self.value_head.weight, self.value_head.bias)[:, 0]
+
+    def _to(self, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return places[0].to(self.device), places[1].to(self.device)

@@ -1,0 +1,69 @@
+"""What plugs in. Anything with these methods fits: no base class, no registration, named by a dotted path.
+
+An environment is a Gymnasium environment whose observation is text, or a dict with `text` and, where wanted,
+`cue` and `instructions`. It may also have `actions` (the legal action texts), `default_action`, and
+`translate(said) -> action | None` for near-misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from turnwise.types import Action, Generation, Message, Observation, Sampling, Turn
+
+if TYPE_CHECKING:
+    import torch
+
+    from turnwise.batch import Streams
+
+Ask = Callable[[list[Message]], Awaitable[str]]
+
+
+class Memory(Protocol):
+    """Chooses what the model sees next. Holds no state: what it remembers is in the turns."""
+
+    span: int | None  # how many past turns of the environment it reads; None: all of them
+
+    async def prompt(self, past: Sequence[Turn], index: int, observation: Observation, ask: Ask) -> list[Message]:
+        """The messages of the next turn.
+
+        `past` holds the last `span` turns of this episode (with those that the memory asked for among them),
+        `index` counts the environment's turns so far. `await ask(messages)` consults the model: question and
+        answer become a turn of reward 0, which is trained like any other.
+        """
+        ...
+
+
+class ActionParser(Protocol):
+    """The answer format: tells the model how to answer, and reads the answer."""
+
+    cue: str  # closes the current observation
+
+    def parse(self, text: str) -> Action: ...
+
+    def format(self, thought: str, action: str) -> str:
+        """A reply in the format; an empty thought leaves the reasoning out."""
+        ...
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and log-probs out. Requests that wait together are generated together."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation: ...
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Sample from these weights from now on."""
+        ...
+
+
+class Advantage(Protocol):
+    """Assigns credit along time: streams with values -> advantages and returns, one number a sampled token."""
+
+    def __call__(self, streams: Streams) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Tracker(Protocol):
+    """Receives the figures of a step."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...

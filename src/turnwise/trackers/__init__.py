@@ -1,0 +1,1 @@
+"""Who else hears the figures of a step, one service a file."""

@@ -1,0 +1,20 @@
+"""TensorBoard (pip install turnwise[tensorboard])."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class TensorBoard:
+    def __init__(self, folder: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                "log.trackers has tensorboard; install it with pip install turnwise[tensorboard]"
+            ) from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()

@@ -1,0 +1,258 @@
+"""The order of it all. Read this first.
+
+collect turns -> pack them into rows -> judge them -> credit them -> update -> publish -> record -> save.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from threading import Event
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from turnwise import checkpoint
+from turnwise.batch import pack
+from turnwise.config import Config
+from turnwise.engines.local import LocalEngine
+from turnwise.metrics import Recent, invalid_texts, measure, measure_credit
+from turnwise.models import arithmetic, open_model
+from turnwise.policy import Policy
+from turnwise.protocols import Advantage, Engine, Tracker
+from turnwise.render import Renderer
+from turnwise.rollout import Collector
+from turnwise.run import Run
+from turnwise.seeds import derive
+from turnwise.trackers.tensorboard import TensorBoard
+from turnwise.types import Segment
+from turnwise.update import Optimizers, assign_credit, fit_critic, update
+from turnwise.view import View
+
+
+@dataclass
+class Progress:
+    """How far a run is; with the weights, the optimizers and the slots, all that a resumed run needs."""
+
+    step: int = 0  # batches trained on
+    collected: int = 0  # warm-up batches
+    fitted: int = 0  # warm-up iterations
+    warm: bool = False  # the warm-up is over
+    critic_loss: float | None = None  # in the newest warm-up iteration
+    kl_coefficient: float = 0.0
+    turns: int = 0  # played in all, in the environment
+    seconds: float = 0.0  # of work, over all sessions
+    lines: int = 0  # of metrics.jsonl
+    recent: dict[str, list[bool]] = field(default_factory=dict)
+
+
+def train(config: Config, resume: bool = False) -> bool:
+    """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
+    training = Training(config, resume)
+    with training.view, interruptible() as stop:
+        training.warm_up(stop)
+        while training.progress.step < config.steps and not stop.is_set():
+            training.step()
+        training.save(final=True)
+    return training.progress.step >= config.steps
+
+
+class Training:
+    """A run under way."""
+
+    def __init__(self, config: Config, resume: bool):
+        self.config = config
+        self.progress = Progress(kl_coefficient=config.kl.reward)
+        model, tokenizer = open_model(config.model)
+        precision = arithmetic(config.model.precision, model.device)
+        renderer = Renderer(tokenizer)
+        if config.update.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.tokenizer = tokenizer
+        reference = bool(config.kl.reward or config.kl.loss)
+        self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision)
+        updates = config.steps * config.update.epochs
+        minibatches = config.rollout.n_env * config.rollout.e_len // config.update.minibatch
+        self.optimizers = Optimizers(self.policy, config.update, updates * minibatches)
+        self.engine: Engine = LocalEngine(self.policy.actor, renderer.stop_ids, precision)
+        self.advantage: Advantage = config.advantage.make("advantage")
+        self.collector = Collector(config, renderer)
+        self.recent = Recent(list(config.environment.tasks))
+        self.run = Run(config, resume)
+        self.trackers = make_trackers(config, self.run)
+        self.warmup_segments: list[Segment] = []
+        if resume:
+            self.restore()
+        self.engine.load(self.policy.actor.state_dict(), self.progress.step)
+        self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
+
+    def step(self) -> None:
+        """Train on one batch."""
+        config, progress, policy = self.config, self.progress, self.policy
+        clock = Clock()
+        segments = self.collector.collect(self.engine)
+        clock.lap("collect")
+        batch = pack(segments)
+        scores = policy.score(batch, config.update.micro_tokens)
+        credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient)
+        clock.lap("score")
+        seed = derive("update", config.seed, progress.step)
+        stats = update(policy, self.optimizers, batch, credit, config.update, config.kl, seed)
+        clock.lap("update")
+        progress.step += 1
+        self.engine.load(policy.actor.state_dict(), progress.step)
+        credited = measure_credit(batch, credit)
+        stats |= {"kl/coefficient": progress.kl_coefficient}
+        self.adapt_kl(credited.get("kl/all", 0.0))
+        self.record(segments, stats | credited, clock)
+        if progress.step % config.checkpoint.every == 0:
+            self.save()
+
+    def warm_up(self, stop: Event) -> None:
+        """Teach the critic before the actor moves: collect with the actor frozen, then credit and fit in turns."""
+        config, progress, warmup = self.config, self.progress, self.config.warmup
+        while not progress.warm and progress.collected < warmup.w_epoch and not stop.is_set():
+            clock = Clock()
+            segments = self.collector.collect(self.engine)
+            clock.lap("collect")
+            self.keep_for_warmup(segments)
+            progress.collected += 1
+            self.record(segments, {"warmup/collected": progress.collected}, clock)
+            self.save()
+        if progress.warm or not self.warmup_segments or stop.is_set():
+            return
+        batch = pack(self.warmup_segments)
+        self.view.say(f"critic warm-up: {len(batch.trained_rows)} rows of {progress.collected} batches")
+        reference = self.policy.reference_logprobs(batch, config.update.micro_tokens)
+        while not progress.warm and not stop.is_set():
+            seed = derive("warmup", config.seed, progress.fitted)
+            stats = fit_critic(
+                self.policy, self.optimizers, batch, reference, self.advantage, progress.kl_coefficient,
+                config.update, warmup, seed,
+            )  # fmt: skip
+            progress.fitted += 1
+            before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
+            converged = before is not None and before - progress.critic_loss < warmup.tolerance * before
+            progress.warm = converged or progress.fitted >= warmup.w_iter
+            self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
+            self.view.say(
+                f"critic warm-up {progress.fitted}/{warmup.w_iter}: loss {progress.critic_loss:.4f}, "
+                f"explained variance {stats['critic/explained_variance']:.2f}{', converged' if converged else ''}"
+            )
+            if progress.warm:
+                self.warmup_segments = []
+            self.save()
+
+    def record(self, segments: list[Segment], stats: dict[str, float], clock: "Clock") -> None:
+        """Tell everybody what happened in a batch."""
+        progress, tally = self.progress, self.collector.tally
+        self.recent.add(segments)
+        acted = sum(not turn.of_memory for segment in segments for turn in segment.turns)
+        progress.turns += acted
+        progress.seconds += clock.total()
+        figures = {"turns": progress.turns, **self.recent.metrics(), **measure(segments, tally), **stats}
+        figures |= {f"time/{name}_s": seconds for name, seconds in clock.laps.items()}
+        figures |= {"time/step_s": clock.total(), "time/turns_per_s": acted / clock.total()}
+        training = "warmup/collected" not in stats
+        said = invalid_texts(segments)
+        self.log({"phase": "train" if training else "warmup", "step": progress.step, **figures, "invalid_texts": said})
+        for transcript in tally.transcripts:
+            self.run.write(transcript)
+        if training:
+            for tracker in self.trackers:
+                tracker.log(figures, progress.step)
+        self.view.step(progress.step, figures, said, tally.last_failure)
+
+    def log(self, line: dict[str, Any]) -> None:
+        self.run.log(line)
+        self.progress.lines += 1
+
+    def adapt_kl(self, kl: float) -> None:
+        """Move an adaptive KL coefficient towards its target (Ziegler et al. 2019, arXiv:1909.08593, section 2.2)."""
+        if self.config.kl.schedule == "adaptive":
+            error = max(-0.2, min(0.2, kl / self.config.kl.target - 1))
+            turns = self.config.rollout.n_env * self.config.rollout.e_len
+            self.progress.kl_coefficient *= 1 + error * turns / self.config.kl.horizon
+
+    def keep_for_warmup(self, segments: list[Segment]) -> None:
+        """A file a batch, so that a crash in a long warm-up loses one batch at most."""
+        folder = self.run.folder / "warmup"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{self.progress.collected:05}.json").write_bytes(TypeAdapter(list[Segment]).dump_json(segments))
+        self.warmup_segments += segments
+
+    def save(self, final: bool = False) -> None:
+        """Write a checkpoint, and at the end the trained policy as a Hugging Face folder."""
+        progress = self.progress
+        progress.recent = self.recent.state()
+        name = f"{progress.step:06}-{progress.collected:04}-{progress.fitted:04}"
+        tensors = {
+            "policy": dict(self.policy.named_parameters()),
+            "actor_optimizer": checkpoint.optimizer_tensors(self.optimizers.actor),
+            "critic_optimizer": checkpoint.optimizer_tensors(self.optimizers.critic),
+        }
+        state = {"progress": asdict(progress), "slots": self.collector.state(), "taken": self.optimizers.taken}
+        self.run.save(name, tensors, state, self.config.checkpoint.keep)
+        if final:
+            self.policy.actor.save_pretrained(self.run.folder / "model")
+            self.tokenizer.save_pretrained(self.run.folder / "model")
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint; a run that crashed before its first one begins anew."""
+        newest = checkpoint.newest(self.run.checkpoints)
+        if newest is not None:
+            tensors, state = checkpoint.load(newest)
+            checkpoint.load_parameters(self.policy, tensors["policy"])
+            checkpoint.load_optimizer(self.optimizers.actor, tensors["actor_optimizer"])
+            checkpoint.load_optimizer(self.optimizers.critic, tensors["critic_optimizer"])
+            self.optimizers.taken = state["taken"]
+            self.progress = Progress(**state["progress"])
+            self.recent.restore(self.progress.recent)
+            self.collector.restore(state["slots"])
+            if not self.progress.warm:
+                for number in range(self.progress.collected):
+                    text = (self.run.folder / "warmup" / f"{number:05}.json").read_bytes()
+                    self.warmup_segments += TypeAdapter(list[Segment]).validate_json(text)
+        self.run.forget_after(self.progress.lines)
+
+
+class Clock:
+    """Seconds spent in each part of a step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        return sum(self.laps.values())
+
+
+@contextmanager
+def interruptible() -> Iterator[Event]:
+    """Ctrl-C asks the loop to stop after the step under way; a second one stops at once."""
+    stop = Event()
+
+    def ask(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    try:
+        before = signal.signal(signal.SIGINT, ask)
+    except ValueError:  # not in the main thread, where no Ctrl-C arrives
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def make_trackers(config: Config, run: Run) -> list[Tracker]:
+    return [TensorBoard(run.folder) for _ in config.log.trackers]

@@ -1,0 +1,113 @@
+"""The records of a run, in the order in which they are made.
+
+Plain, frozen and complete when made, so that they can cross a process or a machine. Nothing here imports torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NotRequired, TypedDict
+
+
+class Message(TypedDict):
+    """One chat message. A reply that the model sampled carries its ids, so that it is never tokenised again."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    token_ids: NotRequired[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment shows before a turn."""
+
+    text: str  # a memory may show this part again in later turns
+    cue: str = ""  # shown in the current turn only: the state of the moment, the answer format
+    instructions: str = ""  # the system message: role, goal, legal actions
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one reply. The same seed, prompt and weights give the same reply in any batch."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The tokens that an engine sampled, never empty, the end-of-turn token included where one was sampled."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # natural log, of the whole distribution at the sampling temperature
+    finish_reason: Literal["stop", "length"]
+    policy_version: int  # optimizer steps taken by the weights that sampled it
+
+
+Status = Literal["valid", "translated", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a reply means to the environment."""
+
+    text: str  # what is executed
+    status: Status
+    said: str  # what the model wrote in the place of the action
+    thought: str  # the reasoning before it, without its marker
+    start: int  # character of the reply at which the action's part begins; its length if it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """An environment's whole answer to one action."""
+
+    observation: Observation
+    reward: float
+    terminated: bool  # the task itself is over: nothing follows, its value is 0
+    truncated: bool  # a time limit stopped it: something would have followed
+    success: bool | None  # None where the environment does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange with the model: a data point of its own."""
+
+    observation: Observation
+    prompt_ids: tuple[int, ...]
+    generation: Generation
+    action: Action | None  # None for a turn that the memory asked for
+    action_tokens: int  # how many of the last sampled tokens spell the action
+    reward: float  # lands on the last sampled token
+    text: str  # the reply, decoded
+    shown: str  # the reply as a memory shows it later: an invalid action is replaced by the default
+    shown_action: str  # the same without its reasoning
+
+    @property
+    def of_memory(self) -> bool:
+        """The memory asked, not the environment: no time passed in the task."""
+        return self.action is None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a whole episode went."""
+
+    success: bool | None
+    episode_return: float  # undiscounted sum of rewards, penalties included
+    turns: int  # turns in the environment
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive turns of one environment slot inside one batch; the unit along which credit flows."""
+
+    slot: int
+    episode: int  # counts the episodes of its slot
+    task: str
+    turns: tuple[Turn, ...]
+    end: Literal["terminated", "truncated", "cut"]  # cut: only the batch ended
+    final_prompt_ids: tuple[int, ...]  # the next rendered prompt; empty where the task terminated
+    outcome: Outcome | None  # None for a cut segment

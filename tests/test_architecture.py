@@ -1,0 +1,124 @@
+"""What may import what. The text of the modules is read; they are not run, except where a fresh process says so."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import turnwise
+
+ROOT = Path(turnwise.__file__).parent
+FILES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in sorted(ROOT.rglob("*.py"))
+    if file != ROOT / "__init__.py"
+}
+
+# The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
+ORDER = [
+    *("types", "seeds", "protocols", "parse", "memory", "config", "envs", "render", "rollout"),
+    *("batch", "policy", "loss", "advantages", "update"),
+    *("engines", "models", "checkpoint", "metrics", "run", "view", "trackers"),
+    *("evaluate", "probe", "train", "cli", "__main__"),
+]
+TORCH_FREE = [
+    name
+    for name in FILES
+    if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config")
+    or name.split(".")[0] in ("memory", "envs")
+]
+
+
+def statements(body: list[ast.stmt], inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that happen when a module runs, and with `inside_functions` also those of its functions."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from statements(node.orelse, inside_functions)
+        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for name in ("body", "orelse", "finalbody"):
+                yield from statements(getattr(node, name, []), inside_functions)
+            for handler in getattr(node, "handlers", []):
+                yield from statements(handler.body, inside_functions)
+
+
+def imports(name: str, inside_functions: bool = False) -> set[str]:
+    """The modules that a module imports, with all their dots."""
+    found = set()
+    for node in statements(ast.parse(FILES[name].read_text()).body, inside_functions):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        else:
+            assert node.level == 0, f"{name} has a relative import"
+            assert node.module
+            # `from turnwise import loss` names a module, `from turnwise.loss import whiten` a function.
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {part for part in parts if part.removeprefix("turnwise.") in FILES} or {node.module}
+    return found
+
+
+def ours(name: str) -> set[str]:
+    """The same of ours alone, those inside functions included."""
+    return {one.removeprefix("turnwise.") for one in imports(name, True) if one.startswith("turnwise.")}
+
+
+def test_the_reader_of_imports_sees_what_it_should():
+    assert {"turnwise.types", "collections.abc", "typing"} <= imports("protocols")
+    assert "turnwise.batch" not in imports("protocols")  # for the type checker alone
+    assert {"torch", "turnwise.loss", "turnwise.batch"} <= imports("update")
+    assert "torch.utils.tensorboard" in imports("trackers.tensorboard", inside_functions=True)
+    assert "torch.utils.tensorboard" not in imports("trackers.tensorboard")
+
+
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_left_of_the_batch_nothing_imports_torch(name):
+    assert not {one for one in imports(name) if one.split(".")[0] == "torch"}
+
+
+def test_records_environments_and_memories_run_without_torch():
+    light = ["types", "protocols", "parse", "seeds", "config", "envs.host", "envs.babyai"]
+    light += ["memory.window", "memory.full", "memory.note"]
+    code = f"import sys, {', '.join(f'turnwise.{name}' for name in light)}\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("types", set()),
+        ("seeds", set()),
+        ("loss", set()),
+        ("checkpoint", set()),
+        ("parse", {"types"}),
+        ("render", {"types"}),
+        ("protocols", {"types"}),
+        ("batch", {"types"}),
+        ("policy", {"batch"}),
+        *((name, {"batch"}) for name in FILES if name.startswith("advantages.")),
+        *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
+    ],
+)
+def test_a_module_imports_no_more_of_ours_than_it_needs(name, allowed):
+    assert ours(name) <= allowed
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.split(".")[0] in ORDER])
+def test_imports_point_one_way(name):
+    place = ORDER.index(name.split(".")[0])
+    assert {other for other in ours(name) if other.split(".")[0] not in ORDER[: place + 1]} == set()
+
+
+def test_no_plugin_knows_another_kind_of_plugin():
+    kinds = ("memory", "envs", "engines", "advantages", "trackers")
+    strangers = {
+        (name, other)
+        for name in FILES
+        for other in ours(name)
+        if name.split(".")[0] in kinds and other.split(".")[0] in kinds and name.split(".")[0] != other.split(".")[0]
+    }
+    assert strangers == set()

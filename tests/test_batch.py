@@ -1,0 +1,250 @@
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+import torch
+from helpers import segment, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.batch import Batch, pack
+
+
+def rows_of(batch: Batch) -> list[list[int]]:
+    return [row.tolist() for row in batch.tokens.split(batch.row_lengths.tolist())]
+
+
+# -- which prompts join
+
+
+def test_a_prompt_that_extends_the_row_joins_it():
+    batch = pack([segment(turn([1, 2], [3]), turn([1, 2, 3, 4], [5, 6]))])
+    assert rows_of(batch) == [[1, 2, 3, 4, 5, 6]]
+    assert batch.sampled.tolist() == [False, False, True, False, True, True]
+    assert batch.sampled_per_row.tolist() == [3]
+
+
+def test_a_prompt_that_adds_nothing_joins_too():
+    batch = pack([segment(turn([1, 2], [3]), turn([1, 2, 3], [4]))])
+    assert rows_of(batch) == [[1, 2, 3, 4]]
+    assert batch.turn_firsts.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("prompt", [[1, 9, 3, 4], [1, 2, 9, 4], [1, 2], [9]])
+def test_any_other_prompt_opens_a_row(prompt):
+    batch = pack([segment(turn([1, 2], [3]), turn(prompt, [5, 6]))])
+    assert rows_of(batch) == [[1, 2, 3], [*prompt, 5, 6]]
+    assert batch.sampled_per_row.tolist() == [1, 2]
+
+
+def test_a_segment_never_joins_the_row_of_another():
+    batch = pack([segment(turn([1], [2])), segment(turn([1, 2], [3]))])
+    assert rows_of(batch) == [[1, 2], [1, 2, 3]]
+    assert batch.sampled.tolist() == [False, True, False, False, True]
+
+
+def test_a_prompt_compares_with_the_newest_row_alone():
+    batch = pack([segment(turn([1], [2]), turn([8], [9]), turn([1, 2, 3], [4]))])
+    assert rows_of(batch) == [[1, 2], [8, 9], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("end", ["truncated", "cut"])
+def test_a_final_prompt_joins_or_opens(end):
+    joined = segment(turn([1], [2]), end=end, final=[1, 2, 3])
+    opened = segment(turn([1], [2]), end=end, final=[4, 5])
+    over = segment(turn([1], [2]))
+    batch = pack([joined, over, opened])
+    assert rows_of(batch) == [[1, 2, 3], [1, 2], [1, 2], [4, 5]]
+    assert batch.final_rows.tolist() == [0, -1, 3]
+    assert batch.trained_rows.tolist() == [0, 1, 2]
+    assert batch.sampled.sum() == 3
+
+
+def test_a_final_prompt_is_neither_sampled_nor_rewarded():
+    batch = pack([segment(turn([1], [2], 1.0), end="cut", final=[1, 2, 3, 4])])
+    assert batch.sampled.tolist() == [False, True, False, False]
+    assert batch.rewards.tolist() == [1.0]
+
+
+# -- what a token carries
+
+
+def test_flags_of_a_hand_made_batch():
+    """Two segments; the memory asks before the second turn of the first."""
+    first = segment(
+        turn([1], [2, 3], 0.5, action_tokens=1),
+        turn([4], [5, 6, 7], of_memory=True),
+        turn([8], [9, 10], -0.1, action_tokens=2),
+    )
+    second = segment(turn([11], [12], 1.0), end="cut", final=[13])
+    batch = pack([first, second])
+    yes, no = True, False
+    assert batch.rewards.tolist() == pytest.approx([0, 0.5, 0, 0, 0, 0, -0.1, 1.0])
+    assert batch.turn_firsts.tolist() == [yes, no, yes, no, no, yes, no, yes]
+    assert batch.step_ends.tolist() == [no, yes, no, no, no, no, yes, yes]
+    assert batch.segment_ends.tolist() == [no, no, no, no, no, no, yes, yes]
+    assert batch.in_action.tolist() == [no, yes, no, no, no, yes, yes, no]
+    assert batch.logprobs.tolist() == pytest.approx([-id / 100 for id in (2, 3, 5, 6, 7, 9, 10, 12)])
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A turn before it is decided what its prompt shows."""
+
+    shown: int  # new tokens
+    sampled: int
+    joins: bool  # the prompt extends what came before
+    of_memory: bool
+    action_tokens: int
+
+
+@dataclass(frozen=True)
+class Script:
+    exchanges: list[Exchange]
+    end: str
+    final_joins: bool
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> Exchange:
+    sampled = draw(st.integers(1, 5))
+    of_memory = draw(st.booleans())
+    spelt = 0 if of_memory else draw(st.integers(0, sampled))
+    return Exchange(draw(st.integers(0, 6)), sampled, draw(st.booleans()), of_memory, spelt)
+
+
+scripts = st.builds(
+    Script,
+    st.lists(exchanges(), min_size=1, max_size=5),
+    st.sampled_from(["terminated", "truncated", "cut"]),
+    st.booleans(),
+)
+worlds = st.lists(scripts, min_size=1, max_size=5)
+
+
+def act(world: list[Script], joins: bool | None = None):
+    """The segments of a world. No id comes twice, except where a prompt repeats what was there before.
+
+    `joins` overrules what the scripts say: True is a memory that only appends, False one that shows no history.
+    """
+    shown, sampled = count(1_000_001), count(1)
+    segments = []
+    for script in world:
+        row: list[int] = []
+        turns = []
+        for number, exchange in enumerate(script.exchanges):
+            extends = (exchange.joins if joins is None else joins) and row
+            new = [next(shown) for _ in range(exchange.shown if extends else max(1, exchange.shown))]
+            prompt = row + new if extends else new
+            ids = [next(sampled) for _ in range(exchange.sampled)]
+            turns.append(
+                turn(prompt, ids, number / 8, of_memory=exchange.of_memory, action_tokens=exchange.action_tokens)
+            )
+            row = prompt + ids
+        extends = script.final_joins if joins is None else joins
+        final = [*row, next(shown)] if extends else [next(shown), next(shown)]
+        segments.append(segment(*turns, end=script.end, final=final))
+    return segments
+
+
+@given(worlds)
+def test_streams_do_not_depend_on_what_prompts_show(world):
+    apart, joined = pack(act(world, joins=False)), pack(act(world, joins=True))
+    for name in ("rewards", "logprobs", "turn_firsts", "step_ends", "segment_ends", "in_action"):
+        assert torch.equal(getattr(apart, name), getattr(joined, name)), name
+    assert len(joined.row_lengths) == len(world)
+    turns, bootstraps = sum(len(s.exchanges) for s in world), sum(s.end != "terminated" for s in world)
+    assert len(apart.row_lengths) == turns + bootstraps
+    assert len(apart.trained_rows) == turns
+
+
+@given(worlds)
+def test_every_sampled_id_appears_once_in_time_order(world):
+    segments = act(world)
+    batch = pack(segments)
+    ids = [id for one in segments for t in one.turns for id in t.generation.token_ids]
+    assert batch.tokens[batch.sampled].tolist() == ids == list(range(1, len(ids) + 1))
+    assert Counter(batch.tokens.tolist()).most_common(1)[0][1] == 1
+    assert batch.sampled_per_row.sum() == len(ids) == len(batch.logprobs)
+
+
+@given(worlds)
+def test_every_prompt_stands_before_its_reply(world):
+    segments = act(world)
+    batch = pack(segments)
+    rows = rows_of(batch)
+    for one in segments:
+        for t in one.turns:
+            text = [*t.prompt_ids, *t.generation.token_ids]
+            assert sum(row[: len(text)] == text for row in rows) == 1
+    for one, row in zip(segments, batch.final_rows.tolist(), strict=True):
+        assert (row == -1) == (one.end == "terminated")
+        if row >= 0:
+            assert rows[row] == list(one.final_prompt_ids)
+
+
+# -- what a model reads
+
+
+@given(worlds, st.integers(1, 60), st.booleans(), st.randoms(use_true_random=False))
+def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler):
+    batch = pack(act(world))
+    rows, ids = rows_of(batch), batch.tokens[batch.sampled]
+    among = list(range(len(rows))) if finals else batch.trained_rows.tolist()
+    chosen = shuffler.sample(among, shuffler.randint(1, len(among)))
+    of_row = torch.repeat_interleave(torch.arange(len(rows)), batch.sampled_per_row)  # [N]
+    read: list[int] = []
+    bootstrapped: list[int] = []
+    lines = 0
+    for micro in batch.micros(torch.tensor(chosen), max_tokens, finals):
+        height, width = micro.tokens.shape
+        assert height * width <= max_tokens or height == 1
+        lines += height
+        read += micro.index.tolist()
+        bootstrapped += micro.segments.tolist()
+        assert torch.equal(micro.targets, ids[micro.index])
+        needed = [0] * height
+        for line, column, position in zip(*(x.tolist() for x in micro.before), micro.index.tolist(), strict=True):
+            row = rows[of_row[position]]
+            # All that the model may see of this place, and nothing else, stands before the token.
+            assert micro.tokens[line, : column + 1].tolist() == row[: column + 1]
+            assert row[column + 1] == ids[position]
+            needed[line] = max(needed[line], column + 1)
+        for line, column, number in zip(*(x.tolist() for x in micro.ends), micro.segments.tolist(), strict=True):
+            assert micro.tokens[line, : column + 1].tolist() == list(batch.segments[number].final_prompt_ids)
+            needed[line] = max(needed[line], column + 1)
+        # No column is read for nothing, and rows of like length stand together.
+        assert max(needed) == width
+        assert needed == sorted(needed, reverse=True)
+    assert lines == len(chosen)
+    assert sorted(read) == [n for n, row in enumerate(of_row.tolist()) if row in chosen]
+    expected = [e for e, row in enumerate(batch.final_rows.tolist()) if row in chosen]
+    assert sorted(bootstrapped) == (expected if finals else [])
+
+
+def test_a_row_longer_than_the_limit_goes_alone():
+    lengths = [3, 50, 4, 3]
+    segments = [segment(turn(range(100 * k, 100 * k + n), [100 * k + 99])) for k, n in enumerate(lengths, start=1)]
+    shapes = [tuple(m.tokens.shape) for m in pack(segments).micros(torch.arange(4), max_tokens=9, finals=False)]
+    assert shapes == [(1, 50), (2, 4), (1, 3)]
+
+
+def test_without_finals_nothing_after_the_last_reply_is_read():
+    batch = pack([segment(turn([1, 2], [3, 4]), end="cut", final=[1, 2, 3, 4, 5, 6])])
+    (short,) = batch.micros(torch.tensor([0]), 100, finals=False)
+    assert short.tokens.tolist() == [[1, 2, 3]]
+    assert len(short.segments) == 0
+    (full,) = batch.micros(torch.tensor([0]), 100, finals=True)
+    assert full.tokens.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert full.segments.tolist() == [0]
+    assert [x.tolist() for x in full.ends] == [[0], [5]]
+
+
+def test_padding_is_on_the_right():
+    batch = pack([segment(turn([1, 2, 3, 4], [5])), segment(turn([6], [7]))])
+    (micro,) = batch.micros(torch.arange(2), 100, finals=False)
+    assert micro.tokens[0].tolist() == [1, 2, 3, 4]
+    assert micro.tokens[1, :2].tolist() == [6, 7]
+    assert micro.tokens[1, 2:].tolist() == [0, 0]
+    assert [x.tolist() for x in micro.before] == [[0, 1], [3, 0]]

@@ -1,0 +1,182 @@
+import math
+
+import pytest
+import torch
+from helpers import segment, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.batch import pack
+from turnwise.metrics import RECENT, Recent, invalid_texts, measure, measure_credit, wilson
+from turnwise.rollout import Tally
+from turnwise.update import Credit
+
+# -- intervals
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (8, 10, 0.4902, 0.9433),
+        (5, 10, 0.2366, 0.7634),
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (1, 1, 0.2065, 1.0),
+        (128, 256, 0.4392, 0.5608),
+    ],
+)
+def test_wilson_interval_of_known_rates(successes, trials, low, high):
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_nothing_tried_is_nothing_known():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_solves_the_score_equation(tried):
+    """Each bound p is where the observed rate lies 1.96 standard errors of p away."""
+    successes, trials = tried
+    rate = successes / trials
+    low, high = wilson(successes, trials)
+    assert 0 <= low <= rate + 1e-12
+    assert rate - 1e-12 <= high <= 1
+    for bound in (low, high):
+        assert abs(rate - bound) == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) / trials), abs=1e-6)
+
+
+@given(st.integers(1, 100), st.data())
+def test_wilson_mirrors_failures(trials, data):
+    successes = data.draw(st.integers(0, trials))
+    low, high = wilson(successes, trials)
+    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+# -- how turns were played
+
+SEGMENTS = [
+    segment(
+        turn([1, 2], [3], status="valid"),
+        turn([1, 2, 3, 4], [5, 6, 7], -0.1, status="invalid", said="jump"),
+        turn([1], [2, 3], of_memory=True, finish="length"),
+        turn([1], [2], 1.0, status="translated"),
+        success=True,
+    ),
+    segment(turn([1, 2, 3], [4, 5], -0.1, status="invalid", said="dance", finish="length"), end="truncated", slot=1),
+    segment(turn([1], [2], -0.1, status="invalid", said="jump"), end="cut", slot=1),
+]
+
+
+def test_measure_of_hand_made_segments():
+    figures = measure(SEGMENTS, Tally(failures=2, dropped_turns=5, shortened_prompts=1))
+    expected = {
+        "turns/valid": 1 / 5,  # shares are of the turns in the environment
+        "turns/translated": 1 / 5,
+        "turns/invalid": 3 / 5,
+        "turns/reward": 0.7 / 5,
+        "turns/reply_tokens": 10 / 6,  # lengths are of all turns
+        "turns/reply_cut": 2 / 6,
+        "turns/prompt_tokens": 12 / 6,
+        "turns/prompt_tokens_max": 4,
+        "turns/shortened_prompts": 1,
+        "segments/terminated": 1,
+        "segments/truncated": 1,
+        "segments/cut": 1,
+        "episodes/finished": 2,
+        "episodes/return": (0.9 - 0.1) / 2,
+        "episodes/turns": (3 + 1) / 2,
+        "episodes/failed": 2,
+        "episodes/dropped_turns": 5,
+    }
+    assert figures == pytest.approx(expected)
+
+
+def test_a_batch_without_a_finished_episode_has_no_return():
+    figures = measure([SEGMENTS[2]], Tally())
+    assert figures["episodes/finished"] == 0
+    assert "episodes/return" not in figures
+
+
+def test_invalid_texts_are_ranked_by_how_often_they_were_said():
+    more = [*SEGMENTS, segment(turn([1], [2], status="invalid", said="sing"))]
+    assert invalid_texts(more) == [("jump", 2), ("dance", 1), ("sing", 1)]
+    assert invalid_texts(more, most=1) == [("jump", 2)]
+    assert invalid_texts([segment(turn([1], [2], said="go"))]) == []
+
+
+# -- recent success
+
+
+def finished(task: str, success: bool | None):
+    return segment(turn([1], [2]), task=task, success=success)
+
+
+def test_recent_success_is_counted_a_task():
+    recent = Recent(["goto", "open", "put"])
+    recent.add([finished("goto", True)] * 8 + [finished("goto", False)] * 2 + [finished("open", False)])
+    figures = recent.metrics()
+    assert figures["success/goto"] == 0.8
+    assert (figures["success/goto/low"], figures["success/goto/high"]) == wilson(8, 10)
+    assert figures["success/open"] == 0.0
+    assert not any(name.startswith("success/put") for name in figures)
+
+
+def test_unfinished_episodes_and_those_without_a_verdict_do_not_count():
+    recent = Recent(["goto"])
+    recent.add([segment(turn([1], [2]), end="cut"), finished("goto", None)])
+    assert recent.metrics() == {}
+
+
+def test_old_outcomes_are_forgotten():
+    recent = Recent(["goto"])
+    recent.add([finished("goto", False)] * 50 + [finished("goto", True)] * RECENT)
+    assert recent.metrics()["success/goto"] == 1.0
+
+
+def test_recent_success_survives_a_crash():
+    recent, restored = Recent(["goto", "open"]), Recent(["goto", "open"])
+    recent.add([finished("goto", True), finished("goto", False), finished("open", True)])
+    restored.restore(recent.state())
+    assert restored.state() == recent.state() == {"goto": [True, False], "open": [True]}
+    assert restored.metrics() == recent.metrics()
+
+
+# -- credit
+
+
+def credit_of(kl: list[float], reference: bool = True) -> Credit:
+    ones = torch.ones(len(kl))
+    returns = torch.arange(len(kl)).float()
+    return Credit(ones, returns, returns.clone(), ones if reference else None, torch.tensor(kl))
+
+
+def test_divergence_is_split_into_reasoning_and_action():
+    batch = pack([segment(turn([1], [2, 3, 4], action_tokens=1), turn([5], [6, 7], action_tokens=2))])
+    figures = measure_credit(batch, credit_of([0.1, 0.3, 0.2, 0.4, 0.6]))
+    assert figures["kl/all"] == pytest.approx(0.32)
+    assert figures["kl/reasoning"] == pytest.approx(0.2)
+    assert figures["kl/action"] == pytest.approx(0.4)
+    k3 = [math.exp(-k) - 1 + k for k in (0.2, 0.4, 0.6)]
+    assert figures["kl/action_k3"] == pytest.approx(sum(k3) / 3, rel=1e-5)
+
+
+def test_a_group_without_tokens_has_no_divergence():
+    batch = pack([segment(turn([1], [2]), turn([3], [4]))])
+    figures = measure_credit(batch, credit_of([0.1, 0.3]))
+    assert "kl/action" not in figures
+    assert figures["kl/reasoning"] == figures["kl/all"]
+
+
+def test_without_a_reference_there_is_no_divergence():
+    batch = pack([segment(turn([1], [2], action_tokens=1), turn([3], [4]))])
+    assert not any(name.startswith("kl/") for name in measure_credit(batch, credit_of([0.0, 0.0], reference=False)))
+
+
+def test_the_critic_is_judged_on_all_tokens_and_on_first_tokens():
+    batch = pack([segment(turn([1], [2, 3]), turn([4], [5, 6]), turn([7], [8, 9]))])
+    returns = torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0])
+    values = torch.tensor([0.0, 1.0, 1.0, 1.0, 2.0, 1.0])  # right at first tokens, constant elsewhere
+    figures = measure_credit(batch, Credit(torch.zeros(6), returns, values, None, torch.zeros(6)))
+    assert figures["critic/explained_variance_first"] == pytest.approx(1)
+    assert figures["critic/explained_variance"] == pytest.approx(0.5)
+    assert (figures["critic/value"], figures["critic/return"]) == (1.0, 1.0)
