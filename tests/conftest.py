@@ -4,9 +4,29 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: its tensors here are tiny
 sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("turnwise", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("turnwise")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a very small language model of random weights and a tokenizer of bytes."""
+    from helpers import make_model
+
+    folder = tmp_path_factory.mktemp("tiny")
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny(tiny_folder: Path):
+    """The model of that folder, fresh for each test, and its tokenizer."""
+    from turnwise.config import ModelConfig
+    from turnwise.models import open_model
+
+    return open_model(ModelConfig(path=str(tiny_folder), precision="fp32", device="cpu"))

@@ -153,7 +153,6 @@ def test_a_crash_while_writing_leaves_the_one_before(tmp_path, monkeypatch):
     assert checkpoint.load(newest)[1] == {"step": 1}
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint.py: save deletes the old one before the new one has its name")
 def test_a_crash_while_replacing_leaves_one_of_the_two(tmp_path, monkeypatch):
     rename = Path.rename
     for calls in range(1, 5):

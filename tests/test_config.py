@@ -131,7 +131,6 @@ def test_limits_of_the_estimator_have_short_names(load):
     assert plain == DualGAE(0.9, 0.8, 0.9, 0.8)
 
 
-@pytest.mark.xfail(strict=True, reason="config.py: arguments without `use` do not fall back to the default component")
 @pytest.mark.parametrize("override", ["memory.turns=2", "advantage.step_gamma=0.9", "parser.cue=Well?"])
 def test_an_argument_of_the_default_component_needs_no_use(load, override):
     key, _, value = override.partition("=")
@@ -215,13 +214,11 @@ def test_a_mistake_in_an_override_is_one_sentence(load, override, words):
     assert [word for word in words if word not in message] == [], message
 
 
-@pytest.mark.xfail(strict=True, reason="config.py: load_object and make let these escape, or lose the key")
 @pytest.mark.parametrize("use", ["':Window'", "'.window:Window'", "'os:sep'"])
 def test_a_component_that_is_no_class_is_one_sentence(load, use):
     assert f"memory.use is {use}" in mistake(load, f"memory: {{use: {use}}}")
 
 
-@pytest.mark.xfail(strict=True, reason="config.py: arguments of components are not coerced like those of groups")
 def test_numbers_such_as_9e_1_are_numbers_for_components_too(load):
     assert load("advantage: {use: gae, gamma: 9e-1}").advantage.make("advantage") == DualGAE(0.9, 1.0, 0.9, 1.0)
 

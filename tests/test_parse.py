@@ -56,19 +56,16 @@ def test_a_legal_action_is_read_however_it_is_dressed(text):
     assert (action.text, action.status) == ("turn left", "valid")
 
 
-@pytest.mark.xfail(strict=True, reason="parse.py: _MARKER wants the colon right after the word")
 @pytest.mark.parametrize("text", ["**ACTION**: turn left", "*Action* : turn left", "`ACTION`: turn left"])
 def test_the_marker_itself_may_be_marked_up(text):
     assert PARSER.parse(text).status == "valid"
 
 
-@pytest.mark.xfail(strict=True, reason="parse.py: markup around a marker stays in the thought and in what was said")
 def test_markup_around_markers_belongs_to_neither_thought_nor_action():
     action = PARSER.parse("**THINK:** a wall\n**ACTION:** jump")
     assert (action.thought, action.said) == ("a wall", "jump")
 
 
-@pytest.mark.xfail(strict=True, reason="parse.py: _EDGES knows ASCII quotes only")
 @pytest.mark.parametrize("text", ["ACTION: “turn left”", "ACTION: ‘turn left’", "ACTION: «turn left»"])  # noqa: RUF001
 def test_typographic_quotes_are_quotes(text):
     assert PARSER.parse(text).status == "valid"

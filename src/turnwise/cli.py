@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     make = _command(commands, "make-model", "make the embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
-    make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)")
     return parser
 
 

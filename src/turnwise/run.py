@@ -44,7 +44,9 @@ class Run:
             packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
             made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
             (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
-            known.write_text(text)
+            draft = self.folder / "config.yaml.draft"
+            draft.write_text(text)
+            draft.rename(known)  # whole or not at all
 
     def log(self, line: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as stream:

@@ -54,6 +54,8 @@ def train(config: Config, resume: bool = False) -> bool:
         training.warm_up(stop)
         while training.progress.step < config.steps and not stop.is_set():
             training.step()
+        if stop.is_set():
+            training.view.say("stopped after the step under way")
         training.save(final=True)
     return training.progress.step >= config.steps
 

@@ -422,7 +422,6 @@ def test_discounted_sums_are_the_backward_recursion(pairs):
     assert x.tolist() == [one for one, _ in pairs]
 
 
-@pytest.mark.xfail(strict=True, reason="gae.py: torch.where of two floats makes float32 before .double() is reached")
 def test_factors_are_not_rounded_before_the_end():
     turns, gamma = 3000, 0.999
     rewards = [0.0] * (turns - 1) + [1.0]
@@ -446,7 +445,6 @@ def test_the_defaults_are_those_of_the_report():
     assert token_gae(0.9, 0.8) == DualGAE(0.9, 0.8, 0.9, 0.8)
 
 
-@pytest.mark.xfail(strict=True, reason="gae.py: token_gae hands its factors to DualGAE, which names its own keys")
 @pytest.mark.parametrize("key", ["gamma", "lam"])
 def test_plain_gae_names_its_own_keys(key):
     with pytest.raises(ValueError, match=f"advantage.{key} is 1.5"):

@@ -30,7 +30,6 @@ MAX_DISTRACTORS = 8  # BabyAI's default; with many more, hardly a layout leaves 
 
 INSTRUCTIONS = {
     "brief": """Your goal: {mission}.
-You see 6 steps ahead and 3 to each side; 1 step forward is the cell you face.
 Actions: {actions}""",
     "full": """You act in a small world of square cells: one room, or two rooms joined by a door.
 

@@ -5,6 +5,7 @@ The teacher knows the expert's move but mostly plays at random, so that the mode
 """
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +13,18 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from turnwise.batch import Batch, pack
 from turnwise.envs.babyai import BabyAIText
 from turnwise.memory.window import Window
 from turnwise.models import arithmetic
 from turnwise.parse import ThinkAct
+from turnwise.policy import Policy
 from turnwise.render import Renderer
 from turnwise.seeds import derive, episode_seed
-from turnwise.types import Action, Generation, Message, Observation, Turn
+from turnwise.types import Action, Generation, Message, Observation, Segment, Turn
+from turnwise.update import minibatches
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -41,8 +45,9 @@ class Recipe:
     randomness: dict[str, float] = field(
         default_factory=lambda: {"goto": 0.8, "pickup": 0.9, "open": 0.85, "putnext": 0.85, "pick_up_seq_go_to": 0.85}
     )
-    turns: int = 4_000  # demonstrated turns a task
-    epochs: int = 4
+    cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
+    turns: int = 1_500  # demonstrated turns a task
+    epochs: int = 3
     batch: int = 64  # turns an optimizer step
     lr: float = 2e-3
     vocabulary: int = 768
@@ -68,7 +73,9 @@ def make_tiny(folder: Path, recipe: Recipe, say: Say = print) -> None:
     tokenizer = make_tokenizer(demonstrations, recipe.vocabulary)
     model = make_model(tokenizer, recipe)
     say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
-    imitate(model, Renderer(tokenizer), demonstrations, recipe, say)
+    policy = Policy(model, critic="shared", reference=False, precision=arithmetic("auto", model.device))
+    renderer = Renderer(tokenizer)
+    imitate(policy, pack([as_segment(one, renderer) for one in demonstrations]), recipe, say)
     model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(folder)
     (folder / "made_by.json").write_text(json.dumps(recipe.__dict__, indent=1) + "\n")
@@ -77,7 +84,7 @@ def make_tiny(folder: Path, recipe: Recipe, say: Say = print) -> None:
 def demonstrate(task: str, recipe: Recipe) -> Iterator[Demonstration]:
     """Turns of the poor teacher, each with the prompt that a window memory of 0 to 2 turns shows."""
     environment = BabyAIText(task=task)
-    parser = ThinkAct(environment.actions, environment.default_action)
+    parser = ThinkAct(environment.actions, environment.default_action, cue=recipe.cue)
     luck = random.Random(derive("teacher", recipe.seed, task))
     episode = made = 0
     while made < recipe.turns:
@@ -158,47 +165,33 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCa
     return Qwen2ForCausalLM(config)
 
 
-def imitate(
-    model: PreTrainedModel, renderer: Renderer, demonstrations: Sequence[Demonstration], recipe: Recipe, say: Say
-) -> None:
+def as_segment(one: Demonstration, renderer: Renderer) -> Segment:
+    """A demonstrated turn as if it had been sampled."""
+    reply = tuple(renderer.tokenizer.encode(one.reply + "<|im_end|>", add_special_tokens=False))
+    generation = Generation(reply, (0.0,) * len(reply), "stop", 0)
+    turn = Turn(Observation(""), renderer.prompt(one.messages), generation, None, 0, 0.0, "", "", "")
+    return Segment(0, 0, "", (turn,), "terminated", (), None)
+
+
+def imitate(policy: Policy, batch: Batch, recipe: Recipe, say: Say) -> None:
     """Supervised fine-tuning on the replies alone."""
-    end = renderer.tokenizer.eos_token_id
-    assert isinstance(end, int)
-    examples = []
-    for one in demonstrations:
-        prompt = renderer.prompt(one.messages)
-        reply = [*renderer.tokenizer.encode(one.reply, add_special_tokens=False), end]
-        examples.append((torch.tensor([*prompt, *reply]), len(reply)))
-    steps = recipe.epochs * (len(examples) // recipe.batch)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=True)
+    parameters = policy.actor_parameters()
+    steps = recipe.epochs * math.ceil(len(batch.trained_rows) / recipe.batch)
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(recipe.seed)
-    model.train()
     step = 0
-    for _ in range(recipe.epochs):
-        order = torch.randperm(len(examples), generator=generator).tolist()
-        for start in range(0, len(order) - recipe.batch + 1, recipe.batch):
-            chosen = [examples[number] for number in order[start : start + recipe.batch]]
-            width = -(-max(len(ids) for ids, _ in chosen) // 16) * 16
-            ids = torch.stack([torch.nn.functional.pad(ids, (0, width - len(ids))) for ids, _ in chosen])
-            places = torch.tensor(
-                [
-                    (row, at)
-                    for row, (tokens, reply) in enumerate(chosen)
-                    for at in range(len(tokens) - reply, len(tokens))
-                ]
-            )
-            rows, columns = places.unbind(1)
-            with arithmetic("auto", model.device):
-                hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-                logits = model.lm_head(hidden[rows, columns - 1])
-            loss = torch.nn.functional.cross_entropy(logits.float(), ids[rows, columns])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for epoch in range(recipe.epochs):
+        for rows in minibatches(batch.trained_rows, batch, recipe.batch, derive(recipe.seed, epoch)):
+            tokens = int(batch.sampled_per_row[rows].sum())
+            total = 0.0
+            for micro in batch.micros(rows, 8192, finals=False):
+                loss = -policy(micro).logprobs.sum() / tokens
+                loss.backward()
+                total += loss.item()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
             step += 1
-            if step % 100 == 0 or step == steps:
-                say(f"step {step}/{steps}: {loss.item():.3f} nats a token")
-    model.eval()
+            if step % 50 == 0:
+                say(f"step {step}/{steps}: {total:.3f} nats a token")

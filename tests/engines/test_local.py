@@ -1,0 +1,423 @@
+"""The engine samples what the trainer would say it samples, and nobody notices who else is being served."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import play_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.batch import pack
+from turnwise.engines.local import LocalEngine, sample
+from turnwise.policy import Policy
+from turnwise.render import Renderer
+from turnwise.rollout import Collector
+from turnwise.types import Generation, Sampling, Segment
+
+PROMPTS = [tuple(np.random.default_rng(n).integers(0, 256, size)) for n, size in enumerate((3, 40, 1, 17, 80, 5, 66, 2))]
+PROMPTS = [tuple(map(int, prompt)) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def engine(tiny) -> LocalEngine:
+    """Stops at one token in four or so, so that the requests of a crowd leave at different times."""
+    return LocalEngine(tiny[0], frozenset(range(193, 259)), nullcontext())
+
+
+def together(engine: LocalEngine, requests: Sequence[tuple[Sequence[int], Sampling]]) -> list[Generation]:
+    async def ask() -> list[Generation]:
+        return await asyncio.gather(*(engine.generate(prompt, sampling) for prompt, sampling in requests))
+
+    return asyncio.run(ask())
+
+
+def alone(engine: LocalEngine, prompt: Sequence[int], sampling: Sampling) -> Generation:
+    return together(engine, [(prompt, sampling)])[0]
+
+
+def requests_of(number: int = 8, longest: int = 24) -> list[tuple[tuple[int, ...], Sampling]]:
+    lengths = [longest, 1, 7, 24, 3, 24, 12, 2]
+    return [(PROMPTS[n], Sampling(lengths[n], seed=n)) for n in range(number)]
+
+
+def assert_same(one: Generation, other: Generation) -> None:
+    assert replace(one, logprobs=()) == replace(other, logprobs=())
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+# -- the trainer and the engine agree
+
+
+def played(tiny: Any, memory: dict[str, Any], temperature: float = 1.0, **rollout: Any) -> list[Segment]:
+    """Two batches of real play: episodes of 5 turns, some cut, prompts and replies of all lengths."""
+    model, tokenizer = tiny
+    renderer = Renderer(tokenizer)
+    config = play_config(
+        "helpers:AnyCounter",
+        parser={"use": "helpers:AnyText"},
+        memory=memory,
+        environment={"kwargs": {"limit": 5}},
+        rollout={"n_env": 3, "e_len": 4, "temperature": temperature, "max_reply_tokens": 16, **rollout},
+    )
+    collector, engine = Collector(config, renderer), LocalEngine(model, renderer.stop_ids, nullcontext())
+    return [*collector.collect(engine), *collector.collect(engine)]
+
+
+MEMORIES = {
+    "window": {"use": "window", "turns": 2},
+    "full": {"use": "full"},
+    "note": {"use": "note", "question": "?"},
+}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("memory", list(MEMORIES))
+def test_the_trainer_gives_each_sampled_token_the_log_prob_of_the_engine(tiny, memory, temperature):
+    segments = played(tiny, MEMORIES[memory], temperature)
+    assert {one.end for one in segments} == {"truncated", "cut"}
+    assert {turn.generation.finish_reason for one in segments for turn in one.turns} == {"stop", "length"}
+    batch = pack(segments)
+    joined = {"window": False, "full": True, "note": False}[memory]
+    assert (len(batch.trained_rows) < sum(len(one.turns) for one in segments)) == joined
+    policy = Policy(tiny[0], "shared", reference=False, temperature=temperature)
+    assert batch.logprobs.std() > 0.5
+    for max_tokens in (1, 300, 100_000):
+        assert torch.allclose(policy.logprobs(batch, max_tokens), batch.logprobs, atol=1e-4, rtol=0)
+    backwards = pack(segments[::-1])
+    assert torch.allclose(policy.logprobs(backwards, 300), backwards.logprobs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.8}])
+def test_filters_choose_among_tokens_but_log_probs_are_of_the_whole_distribution(tiny, filters):
+    batch = pack(played(tiny, MEMORIES["window"], **filters))
+    policy = Policy(tiny[0], "shared", reference=False)
+    assert torch.allclose(policy.logprobs(batch, 1000), batch.logprobs, atol=1e-4, rtol=0)
+
+
+def test_another_temperature_or_other_weights_do_not_agree(tiny):
+    """So the tests above can fail."""
+    batch = pack(played(tiny, MEMORIES["window"]))
+    cold = Policy(tiny[0], "shared", reference=False, temperature=0.9)
+    assert (cold.logprobs(batch, 1000) - batch.logprobs).abs().max() > 0.01
+    with torch.no_grad():
+        tiny[0].lm_head.weight += 0.01 * torch.randn(tiny[0].lm_head.weight.shape, generator=torch.manual_seed(0))
+    moved = Policy(tiny[0], "shared", reference=False)
+    assert (moved.logprobs(batch, 1000) - batch.logprobs).abs().max() > 0.01
+
+
+def test_tokens_carry_the_version_of_the_weights_that_sampled_them(engine):
+    assert alone(engine, PROMPTS[0], Sampling(2)).policy_version == 0
+    engine.load({}, 7)
+    assert alone(engine, PROMPTS[0], Sampling(2)).policy_version == 7
+
+
+def test_what_the_trainer_changes_the_engine_samples(engine):
+    before = alone(engine, PROMPTS[1], Sampling(4))
+    with torch.no_grad():
+        engine.model.lm_head.weight[77] = 0
+        engine.model.model.norm.weight[:] = 0  # all logits are 0
+    after = alone(engine, PROMPTS[1], Sampling(4))
+    assert after.logprobs == pytest.approx([-np.log(259)] * len(after.logprobs), abs=1e-5)
+    assert before.logprobs != pytest.approx(after.logprobs[: len(before.logprobs)], abs=1e-3)
+
+
+# -- greedy play
+
+
+def test_greedy_replies_are_those_of_transformers(engine):
+    stops = sorted(engine._stop_ids)
+    mine = together(engine, [(prompt, Sampling(20, temperature=0)) for prompt in PROMPTS])
+    for prompt, generation in zip(PROMPTS, mine, strict=True):
+        ids = torch.tensor([prompt])
+        theirs = engine.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20, eos_token_id=stops, pad_token_id=0
+        )
+        assert generation.token_ids == tuple(theirs[0, len(prompt) :].tolist())
+    assert {len(generation.token_ids) < 20 for generation in mine} == {True, False}
+
+
+def test_greedy_tokens_are_scored_at_temperature_one(engine):
+    generation = alone(engine, PROMPTS[3], Sampling(3, temperature=0))
+    ids = torch.tensor([[*PROMPTS[3], *generation.token_ids]])
+    with torch.no_grad():
+        scores = torch.log_softmax(engine.model(ids).logits[0, len(PROMPTS[3]) - 1 : -1], -1)
+    assert generation.token_ids == tuple(scores.argmax(-1).tolist())
+    assert generation.logprobs == pytest.approx(scores.amax(-1).tolist(), abs=1e-5)
+
+
+# -- alone or in a crowd
+
+
+def test_a_request_gives_the_same_tokens_alone_or_in_a_crowd(engine):
+    requests = requests_of()
+    crowd = together(engine, requests)
+    assert {one.finish_reason for one in crowd} == {"stop", "length"}
+    for (prompt, sampling), generation in zip(requests, crowd, strict=True):
+        assert_same(generation, alone(engine, prompt, sampling))
+    turned = together(engine, requests[::-1])[::-1]
+    for one, other in zip(crowd, turned, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("gaps", [(0, 3, 3, 4, 9, 11, 20, 21), (9, 0, 0, 2, 4, 4, 4, 30), (0, 60, 0, 60, 0, 60, 0, 60)])
+def test_a_request_may_come_while_others_are_served(engine, gaps):
+    """The last ones come when the engine may have nothing left to do."""
+    requests = requests_of()
+
+    async def late(gap: int, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        for _ in range(gap):
+            await asyncio.sleep(0)
+        return await engine.generate(prompt, sampling)
+
+    async def ask() -> list[Generation]:
+        return await asyncio.gather(*(late(gap, *one) for gap, one in zip(gaps, requests, strict=True)))
+
+    for (prompt, sampling), generation in zip(requests, asyncio.run(ask()), strict=True):
+        assert_same(generation, alone(engine, prompt, sampling))
+
+
+def test_who_has_a_reply_may_ask_again_at_once(engine):
+    """As slots do: each goes on by itself, and the cache grows and shrinks with them."""
+
+    async def converse(start: int) -> list[tuple[Sequence[int], Sampling, Generation]]:
+        prompt, seen = PROMPTS[start], []
+        for turn in range(4):
+            sampling = Sampling(1 + 5 * (start + turn) % 23, seed=10 * start + turn)
+            generation = await engine.generate(prompt, sampling)
+            seen.append((prompt, sampling, generation))
+            prompt = (*prompt, *generation.token_ids, 65)
+        return seen
+
+    async def ask():
+        return await asyncio.gather(*map(converse, range(6)))
+
+    for seen in asyncio.run(ask()):
+        for prompt, sampling, generation in seen:
+            assert_same(generation, alone(engine, prompt, sampling))
+
+
+def test_other_seeds_give_other_tokens(engine):
+    replies = {alone(engine, PROMPTS[0], Sampling(24, seed=seed)).token_ids for seed in range(8)}
+    assert len(replies) == 8
+
+
+def test_a_caller_who_leaves_disturbs_nobody(engine):
+    requests = requests_of()
+
+    async def ask():
+        tasks = [asyncio.create_task(engine.generate(prompt, sampling)) for prompt, sampling in requests]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[3].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    for number, ((prompt, sampling), answer) in enumerate(zip(requests, answers, strict=True)):
+        if number in (0, 3):
+            assert isinstance(answer, asyncio.CancelledError)
+        else:
+            assert_same(answer, alone(engine, prompt, sampling))
+
+
+# -- how a reply ends
+
+
+def test_a_reply_ends_with_a_stop_token_or_at_the_limit(engine):
+    stops = engine._stop_ids
+    seen = set()
+    for seed, limit in enumerate([1, 1, 1, 1, 2, 3, 5, 8, 12, 24] * 3):
+        generation = alone(engine, PROMPTS[seed % 8], Sampling(limit, seed=seed))
+        *before, last = generation.token_ids
+        assert not stops & set(before)
+        assert len(generation.logprobs) == len(generation.token_ids) <= limit
+        assert (generation.finish_reason == "stop") == (last in stops)
+        if generation.finish_reason == "length":
+            assert len(generation.token_ids) == limit
+        seen.add((generation.finish_reason, limit == 1))
+    assert seen == {("stop", True), ("stop", False), ("length", True), ("length", False)}
+
+
+def test_without_stop_tokens_replies_go_to_the_limit(tiny):
+    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+    assert [len(one.token_ids) for one in together(engine, requests_of())] == [24, 1, 7, 24, 3, 24, 12, 2]
+
+
+def test_a_shorter_limit_only_cuts_the_reply(engine):
+    whole = alone(engine, PROMPTS[2], Sampling(24, seed=5)).token_ids
+    assert len(whole) > 3
+    for limit in range(1, len(whole)):
+        assert alone(engine, PROMPTS[2], Sampling(limit, seed=5)).token_ids == whole[:limit]
+
+
+def test_the_model_is_left_in_the_mode_in_which_it_was_found(engine):
+    modes = []
+    hook = engine.model.lm_head.register_forward_hook(lambda *_: modes.append(engine.model.training))
+    for training in (True, False):
+        engine.model.train(training)
+        alone(engine, PROMPTS[0], Sampling(2))
+        assert engine.model.training is training
+    hook.remove()
+    assert set(modes) == {False}
+
+
+# -- failures
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable_afterwards(engine, call):
+    requests = requests_of()
+    expected = together(engine, requests)
+    calls = count(1)
+
+    def fail(*_: object) -> None:
+        if next(calls) == call:
+            raise RuntimeError("out of memory")
+
+    async def ask():
+        first = [asyncio.create_task(engine.generate(*one)) for one in requests[:5]]
+        await asyncio.sleep(0)
+        return await asyncio.gather(*first, *(engine.generate(*one) for one in requests[5:]), return_exceptions=True)
+
+    hook = engine.model.lm_head.register_forward_hook(fail)
+    answers = asyncio.run(ask())
+    hook.remove()
+    failed = [isinstance(answer, RuntimeError) for answer in answers]
+    if call == 1:
+        assert all(failed)
+    assert failed[0]  # the longest
+    for answer, generation in zip(answers, expected, strict=True):
+        assert isinstance(answer, RuntimeError) or answer.token_ids == generation.token_ids
+    for one, other in zip(together(engine, requests), expected, strict=True):
+        assert_same(one, other)
+
+
+def test_after_a_failure_the_same_loop_may_go_on(engine):
+    expected = alone(engine, *requests_of()[0])
+    calls = count(1)
+
+    def fail(*_: object) -> None:
+        if next(calls) == 1:
+            raise RuntimeError("out of memory")
+
+    async def ask():
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await engine.generate(*requests_of()[0])
+        return await engine.generate(*requests_of()[0])
+
+    hook = engine.model.lm_head.register_forward_hook(fail)
+    assert_same(asyncio.run(ask()), expected)
+    hook.remove()
+
+
+# -- drawing one token
+
+LOGITS = torch.tensor([0.3, 2.0, -1.0, 1.2, float("-inf"), 0.0, 1.9, -2.5])
+
+
+def exact(temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """The distribution that is drawn from, written out in words: rank, keep the head, scale it up to one."""
+    probabilities = torch.softmax(LOGITS.double() / temperature, -1)
+    kept, mass = torch.zeros_like(probabilities), 0.0
+    for rank, token in enumerate(probabilities.argsort(descending=True).tolist()):
+        if (top_k and rank >= top_k) or mass >= top_p:
+            break
+        kept[token] = probabilities[token]
+        mass += float(probabilities[token])
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (1, 1.0), (0, 0.75), (0, 0.01), (4, 0.6), (2, 0.95)])
+def test_tokens_are_drawn_as_often_as_their_probability_says(temperature, top_k, top_p):
+    draws = 40_000
+    luck = torch.rand(draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one = Sampling(1, temperature, top_p, top_k)
+    expected = exact(temperature, top_k, top_p)
+    kept = expected > 0
+    # A filter is worked out row by row, so the rows are drawn in pieces of like settings.
+    counts = torch.zeros(8)
+    for part in luck.split(draws if not top_k and top_p == 1 else 400):
+        tokens, logprobs = sample(LOGITS.expand(len(part), -1), [one] * len(part), part)
+        counts += torch.bincount(tokens, minlength=8)
+        whole = torch.log_softmax(LOGITS / temperature, -1)
+        assert torch.allclose(logprobs, whole[tokens], atol=1e-6)
+        if len(part) < draws and counts.sum() >= 8000:
+            break
+    total = counts.sum()
+    assert counts[~kept].sum() == 0
+    chi_square = (((counts - total * expected)[kept]) ** 2 / (total * expected)[kept]).sum()
+    assert chi_square < 30  # with at most 6 degrees of freedom, one in 25,000 is larger
+
+
+def test_every_row_is_drawn_by_its_own_settings():
+    ways = [Sampling(1, 0.0), Sampling(1, 1.0, top_k=1), Sampling(1, 1.0), Sampling(1, 0.5, top_p=0.5), Sampling(1, 2.0)]
+    for luck in (0.0, 0.25, 0.5, 0.75, 0.999):
+        together_, logprobs = sample(LOGITS.expand(5, -1), ways, torch.full((5,), luck, dtype=torch.float64))
+        for row, one in enumerate(ways):
+            token, logprob = sample(LOGITS[None], [one], torch.tensor([luck], dtype=torch.float64))
+            assert (together_[row], logprobs[row]) == (token[0], logprob[0])
+
+
+def test_ties_are_broken_the_same_way_by_greedy_play_and_by_the_single_best():
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
+    luck = torch.tensor([0.9], dtype=torch.float64)
+    greedy, _ = sample(logits, [Sampling(1, 0.0)], luck)
+    assert greedy.tolist() == [1]
+
+
+lucks = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 2**-60, 0.5, 1 - 2**-30, 1 - 2**-53]))
+logits_ = st.lists(
+    st.one_of(st.floats(-60, 60, width=32), st.just(float("-inf"))), min_size=1, max_size=12
+).filter(lambda row: max(row) > float("-inf"))
+filters = st.tuples(
+    st.sampled_from([0.0, 0.1, 1.0, 3.0]), st.sampled_from([0.01, 0.5, 0.9, 1.0]), st.integers(0, 12)
+)
+
+
+@given(logits_, filters, lucks)
+def test_a_token_of_probability_zero_is_never_drawn(row, how, luck):
+    logits = torch.tensor([row])
+    temperature, top_p, top_k = how
+    (token,), (logprob,) = sample(
+        logits, [Sampling(1, temperature, top_p, top_k)], torch.tensor([luck], dtype=torch.float64)
+    )
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)[0]
+    assert logprobs[token] > -torch.inf
+    assert logprob == logprobs[token]
+    likelier = int((logprobs > logprobs[token]).sum())
+    if temperature == 0:
+        assert likelier == 0
+    elif top_k:
+        assert likelier < top_k
+    if temperature and top_p < 1:
+        assert logprobs[logprobs > logprobs[token]].double().exp().sum() < top_p + 1e-6
+
+
+@given(logits_, lucks, st.sampled_from([0.5, 1.0]))
+def test_the_single_best_token_is_the_greedy_one(row, luck, temperature):
+    logits = torch.tensor([row])
+    place = torch.tensor([luck], dtype=torch.float64)
+    (single,), _ = sample(logits, [Sampling(1, temperature, top_k=1)], place)
+    (narrow,), _ = sample(logits, [Sampling(1, temperature, top_p=1e-9)], place)
+    assert logits[0, single] == logits[0, narrow] == logits.max()
+    if (logits[0] == logits.max()).sum() == 1:
+        (greedy,), _ = sample(logits, [Sampling(1, 0.0)], place)
+        assert single == narrow == greedy
+
+
+@given(logits_, lucks)
+def test_more_luck_never_draws_an_earlier_token(row, luck):
+    """By inversion: the drawn token is the first whose cumulative probability exceeds the luck."""
+    logits = torch.tensor([row])
+    (token,), _ = sample(logits, [Sampling(1)], torch.tensor([luck], dtype=torch.float64))
+    cumulative = torch.softmax(logits[0].double(), -1).cumsum(-1)
+    assert luck <= cumulative[token] + 1e-6
+    assert luck >= (cumulative[token - 1] if token else 0) - 1e-6

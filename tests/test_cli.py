@@ -1,0 +1,217 @@
+"""What a user meets: commands, and one clear sentence for each mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import yaml
+
+from turnwise.cli import main
+from turnwise.config import load_config
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Ends with success after three turns, whatever is said."""
+
+    observation_space = gymnasium.spaces.Text(100)
+    action_space = gymnasium.spaces.Text(100)
+    actions = ("left", "right")
+
+    def __init__(self, broken: bool = False):
+        self.broken = broken
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.turn = 0
+        return "turn 0", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.broken:
+            raise RuntimeError("the game is broken")
+        self.turn += 1
+        return f"turn {self.turn}", 0.0, self.turn == 3, False, {"success": self.turn == 3}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_folder: Path) -> Path:
+    """A run of seconds."""
+    tree = {
+        "run": str(tmp_path / "run"),
+        "steps": 3,
+        "model": {"path": str(tiny_folder), "precision": "fp32", "device": "cpu"},
+        "environment": {"id": "test_cli:Counting", "workers": "inline"},
+        "rollout": {"n_env": 2, "e_len": 2, "max_reply_tokens": 5, "max_prompt_tokens": 400},
+        "update": {"minibatch": 2, "actor_lr": 1e-3, "critic_lr": 1e-3},
+        "warmup": {"w_epoch": 2, "w_iter": 2, "tolerance": 0.0},
+        "evaluation": {"episodes": 4, "slots": 2},
+        "log": {"transcript_every": 2},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_a_run_leaves_its_configuration_metrics_transcripts_and_model(recipe: Path, capsys: Any) -> None:
+    assert run("train", recipe) == 0
+    folder = recipe.parent / "run"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["phase"] for line in lines] == ["warmup"] * 4 + ["train"] * 3
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [1, 2, 3]
+    assert (folder / "model" / "model.safetensors").is_file()
+    assert json.loads((folder / "versions.json").read_text())["torch"]
+    assert load_config(folder / "config.yaml").steps == 3
+    transcript = next((folder / "transcripts").iterdir()).read_text()
+    assert "turn 0" in transcript and "terminated: success" in transcript
+    assert f"turnwise eval {folder}" in capsys.readouterr().out
+
+
+def test_eval_shows_the_run_beside_a_random_player(recipe: Path, capsys: Any) -> None:
+    run("train", recipe)
+    capsys.readouterr()
+    assert run("eval", recipe.parent / "run") == 0
+    out = capsys.readouterr().out
+    assert "Counting" in out and "random" in out and "1.000 [0.510, 1.000]" in out
+    record = json.loads((recipe.parent / "run" / "eval.json").read_text())
+    assert {row["player"] for row in record["results"]} == {str(recipe.parent / "run"), "random"}
+
+
+def test_eval_of_a_model_needs_a_recipe(recipe: Path, tiny_folder: Path, capsys: Any) -> None:
+    assert run("eval", tiny_folder, recipe, "evaluation.temperature=0") == 0
+    assert run("eval", tiny_folder) == 2
+    assert "recipe" in capsys.readouterr().err
+
+
+def test_dry_run_prints_a_configuration_that_can_be_run(recipe: Path, tmp_path: Path, capsys: Any) -> None:
+    assert run("train", recipe, "update.epochs=2", "--dry-run") == 0
+    again = tmp_path / "again.yaml"
+    again.write_text(capsys.readouterr().out)
+    assert load_config(again).update.epochs == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_for_a_3b_model_runs_on_a_small_one_of_its_architecture(tiny_folder: Path, tmp_path: Path) -> None:
+    small = ["rollout.n_env=5", "rollout.e_len=2", "rollout.max_reply_tokens=6", "update.minibatch=5", "steps=1"]
+    long = ["rollout.max_prompt_tokens=4000", "warmup.w_epoch=1", "warmup.w_iter=1"]  # one token a byte
+    assert run("train", "babyai-qwen3b", f"model.path={tiny_folder}", f"run={tmp_path / 'run'}", *small, *long) == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["babyai-quick", "babyai", "babyai-qwen3b"])
+def test_shipped_recipes_pass_a_dry_run(name: str, capsys: Any) -> None:
+    assert run("train", name, "--dry-run") == 0
+
+
+def refused(capsys: Any, *arguments: str | Path) -> str:
+    """The one sentence with which a mistake is answered."""
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("turnwise: ") and error.count("\n") == 1 and "Traceback" not in error
+    return error
+
+
+MISTAKES = {
+    "an unknown key": (["update.actor_lrr=1"], ["update.actor_lrr", "actor_lr"]),
+    "a wrong type": (["update.epochs=many"], ["update.epochs", "many"]),
+    "a missing model": (["model.path=/nowhere/model"], ["model.path", "/nowhere/model"]),
+    "no turns": (["rollout.e_len=0"], ["rollout.e_len", "0"]),
+    "a minibatch larger than the batch": (["update.minibatch=8"], ["update.minibatch", "8", "4"]),
+    "an unknown environment": (["environment.id=NoSuchGame-v0"], ["environment.id", "NoSuchGame-v0"]),
+    "an environment that fails at once": (
+        ["environment.kwargs.broken=true"],
+        ["test_cli:Counting", "the game is broken"],
+    ),
+    "an unknown argument of an environment": (["environment.kwargs.size=3"], ["environment", "size"]),
+    "an unknown memory": (["memory.use=windw"], ["memory.use", "windw", "window"]),
+    "a device that is not there": (["model.device=cuda:7"], ["model.device", "cuda:7"]),
+    "a prompt that cannot fit": (["rollout.max_prompt_tokens=3"], ["rollout.max_prompt_tokens", "3"]),
+    "an override without a value": (["update.epochs"], ["update.epochs", "="]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_answered_in_one_sentence(mistake: str, recipe: Path, capsys: Any) -> None:
+    overrides, words = MISTAKES[mistake]
+    error = refused(capsys, "train", recipe, *overrides)
+    assert all(word in error for word in words), error
+
+
+def test_a_missing_recipe_is_named(capsys: Any) -> None:
+    assert "babyai-quik" in refused(capsys, "train", "babyai-quik")
+
+
+def test_a_model_without_a_chat_template_is_refused(
+    recipe: Path, tiny_folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in tiny_folder.iterdir():
+        if file.name != "chat_template.jinja":
+            (bare / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "chat template" in refused(capsys, "train", recipe, f"model.path={bare}")
+
+
+def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: Any) -> None:
+    run("train", recipe)
+    newest = max((recipe.parent / "run" / "checkpoints").iterdir())
+    weights = newest / "policy.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    capsys.readouterr()
+    error = refused(capsys, "train", recipe, "--resume")
+    assert str(newest) in error and "policy.safetensors" in error
+
+
+def test_a_run_of_another_configuration_is_not_resumed(recipe: Path, capsys: Any) -> None:
+    run("train", recipe)
+    capsys.readouterr()
+    error = refused(capsys, "train", recipe, "update.epochs=2", "--resume")
+    assert "update.epochs" in error and "run=" in error
+
+
+def test_a_run_is_not_overwritten(recipe: Path, capsys: Any) -> None:
+    run("train", recipe)
+    capsys.readouterr()
+    assert "--resume" in refused(capsys, "train", recipe)
+
+
+def test_nothing_to_resume_is_said(recipe: Path, capsys: Any) -> None:
+    assert "no run to resume" in refused(capsys, "train", recipe, "--resume")
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "turnwise.cli", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_lines(metrics: Path, count: int) -> None:
+    for _ in range(1200):
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{metrics} never had {count} lines")
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(recipe: Path) -> None:
+    process = start("train", recipe, "steps=100000")
+    wait_for_lines(recipe.parent / "run" / "metrics.jsonl", 6)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"turnwise train {recipe.parent / 'run'} --resume" in out
+    assert list((recipe.parent / "run" / "checkpoints").iterdir())

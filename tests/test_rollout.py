@@ -1,0 +1,762 @@
+import asyncio
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import pytest
+from helpers import Counter, Scripted, make_tokenizer, play_config
+
+from turnwise.engines.local import LocalEngine
+from turnwise.render import Renderer
+from turnwise.rollout import Collector
+from turnwise.types import Segment, Turn
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(make_tokenizer())
+
+
+def say(*actions: str) -> list[str]:
+    return [f"ACTION: {action}" for action in actions]
+
+
+def play(renderer: Renderer, replies: Any = ("ACTION: add",), batches: int = 1, **tree: Any) -> list[list[Segment]]:
+    """The segments of each batch."""
+    collector, engine = Collector(play_config(**tree), renderer), Scripted(renderer, replies)
+    return [collector.collect(engine) for _ in range(batches)]
+
+
+def step_of(turn: Turn) -> int:
+    """The environment's own clock, as the turn observed it."""
+    found = re.search(r"step (\d+) ", turn.observation.text)
+    assert found
+    return int(found[1])
+
+
+def acted(segments: list[Segment], slot: int) -> list[Turn]:
+    return [turn for one in segments if one.slot == slot for turn in one.turns if not turn.of_memory]
+
+
+# -- the size and the order of a batch
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+@pytest.mark.parametrize("limit", [1, 2, 5, 100])
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+def test_every_slot_gives_as_many_turns_to_every_batch(renderer, mode, limit, workers):
+    batches = play(
+        renderer,
+        batches=3,
+        rollout={"n_env": 3, "e_len": 4, "mode": mode},
+        environment={"kwargs": {"limit": limit}, "workers": workers},
+    )
+    for segments in batches:
+        assert [len(acted(segments, slot)) for slot in range(3)] == [4, 4, 4]
+        assert [one.slot for one in segments] == sorted(one.slot for one in segments)
+        assert all(one.turns for one in segments)
+    for slot in range(3):
+        assert [step_of(turn) for segments in batches for turn in acted(segments, slot)] == [n % limit for n in range(12)]
+        episodes = [one.episode for segments in batches for one in segments if one.slot == slot]
+        assert episodes == sorted(episodes)
+        assert set(episodes) == set(range(math.ceil(12 / limit)))
+
+
+def test_what_a_memory_asks_is_not_counted_as_a_turn(renderer):
+    config = {"rollout": {"n_env": 2, "e_len": 4}, "memory": {"use": "note"}}
+    for number, segments in enumerate(play(renderer, say("add"), 2, **config)):
+        for slot in range(2):
+            assert len(acted(segments, slot)) == 4
+            assert sum(len(one.turns) for one in segments if one.slot == slot) == (8 if number else 7)
+
+
+def test_a_batch_goes_on_where_the_one_before_was_cut(renderer):
+    before, *_, after = play(renderer, batches=2, environment={"kwargs": {"limit": 5}})
+    for slot in range(2):
+        (cut,) = [one for one in before if one.slot == slot]
+        goes_on = next(one for one in after if one.slot == slot)
+        assert (cut.end, cut.outcome) == ("cut", None)
+        assert goes_on.episode == cut.episode
+        assert goes_on.turns[0].prompt_ids == cut.final_prompt_ids
+        assert step_of(goes_on.turns[0]) == 3
+
+
+def test_a_batch_that_ends_with_an_episode_goes_on_with_a_new_one(renderer):
+    before, after = play(renderer, batches=2, environment={"kwargs": {"limit": 3}})
+    for slot in range(2):
+        old = next(one for one in before if one.slot == slot)
+        new = next(one for one in after if one.slot == slot)
+        assert (old.end, new.episode) == ("truncated", old.episode + 1)
+        assert new.turns[0].prompt_ids != old.final_prompt_ids
+
+
+def test_an_episode_may_span_many_batches(renderer):
+    batches = play(renderer, batches=4, environment={"kwargs": {"limit": 11}}, rollout={"n_env": 1})
+    segments = [one for segments in batches for one in segments]
+    assert [one.end for one in segments] == ["cut", "cut", "cut", "truncated", "cut"]
+    assert [one.episode for one in segments] == [0, 0, 0, 0, 1]
+    assert [len(one.turns) for one in segments] == [3, 3, 3, 2, 1]
+    outcome = segments[3].outcome
+    assert outcome and (outcome.turns, outcome.episode_return) == (11, 0.0)
+    names = [{turn.observation.text.split()[0] for turn in one.turns} for one in segments]
+    assert names[0] == names[1] == names[2] == names[3] != names[4]
+
+
+def test_slots_are_dealt_the_tasks_in_turn(renderer):
+    tasks = {"short": {"limit": 1}, "long": {"limit": 9}}
+    (segments,) = play(renderer, environment={"tasks": tasks}, rollout={"n_env": 3, "e_len": 2})
+    assert [(one.slot, one.task, one.end) for one in segments] == [
+        (0, "short", "truncated"),
+        (0, "short", "truncated"),
+        (1, "long", "cut"),
+        (2, "short", "truncated"),
+        (2, "short", "truncated"),
+    ]
+
+
+# -- the ends
+
+
+def test_a_truncated_segment_ends_with_the_final_observation(renderer):
+    (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 5}, environment={"kwargs": {"limit": 4}})
+    final = renderer.tokenizer.decode(segments[0].final_prompt_ids)
+    name = segments[0].turns[0].observation.text.split()[0]
+    assert segments[0].end == "truncated"
+    assert f"{name} step 4 count 4\nNow 4?" in final
+    assert f"{name} step 3 count 3" in final  # the window's turn before
+    assert segments[1].turns[0].observation.text.split()[0] not in final
+
+
+def test_a_cut_segment_ends_with_the_next_observation(renderer):
+    (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 2})
+    final = renderer.tokenizer.decode(segments[0].final_prompt_ids)
+    assert segments[0].end == "cut"
+    assert "step 2 count 2\nNow 2?" in final
+    assert final.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(("action", "success"), [("win", True), ("lose", False)])
+def test_a_terminated_segment_has_nothing_after_it(renderer, action, success):
+    (segments,) = play(renderer, say("add", action), rollout={"n_env": 1, "e_len": 2})
+    (only,) = segments
+    assert (only.end, only.final_prompt_ids) == ("terminated", ())
+    assert only.outcome and (only.outcome.success, only.outcome.turns) == (success, 2)
+
+
+def test_a_success_on_the_last_step_is_terminated(renderer):
+    kwargs = {"limit": 3, "goal": 3}
+    (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 3}, environment={"kwargs": kwargs})
+    (only,) = segments
+    assert (only.end, only.final_prompt_ids) == ("terminated", ())
+    assert [turn.reward for turn in only.turns] == [0.0, 0.0, 1.0]
+
+
+# -- rewards
+
+
+class WonByDefault(Counter):
+    default_action = "win"
+
+
+def test_an_invalid_turn_that_wins_keeps_its_reward(renderer):
+    (segments,) = play(renderer, ["I give up."], env=f"{__name__}:WonByDefault", rollout={"n_env": 1, "e_len": 1})
+    (only,) = segments
+    (turn,) = only.turns
+    assert turn.action and (turn.action.status, turn.action.text) == ("invalid", "win")
+    assert turn.reward == pytest.approx(0.9)
+    assert only.end == "terminated"
+    assert only.outcome and only.outcome.success is True
+    assert only.outcome.episode_return == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [("binary", [0.0, -0.5, 0.0, 1.0]), ("native", [0.25, -0.25, 0.25, 0.25])],
+)
+def test_rewards_are_binary_or_the_environment_s_own_less_the_penalty(renderer, reward, expected):
+    environment = {"reward": reward, "invalid_penalty": 0.5}
+    replies = say("add", "what?", "increase", "win")
+    (segments,) = play(renderer, replies, environment=environment, rollout={"n_env": 1, "e_len": 4})
+    (only,) = segments
+    assert [turn.reward for turn in only.turns] == expected
+    assert [turn.action.status for turn in only.turns if turn.action] == ["valid", "invalid", "translated", "valid"]
+    assert only.outcome and only.outcome.episode_return == sum(expected)
+
+
+def test_a_time_limit_is_no_success_and_pays_nothing(renderer):
+    (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 2}, environment={"kwargs": {"limit": 2}})
+    (only,) = segments
+    assert [turn.reward for turn in only.turns] == [0.0, 0.0]
+    assert only.outcome and only.outcome.success is False
+
+
+class Silent(Counter):
+    """Does not tell whether it was solved."""
+
+    def step(self, action: str):
+        return *super().step(action)[:4], {}
+
+
+def test_a_binary_reward_needs_a_verdict(renderer):
+    with pytest.raises(ValueError, match=r"environment.reward=binary needs info\['success'\].*reward=native"):
+        play(renderer, say("win"), env=f"{__name__}:Silent")
+    (segments, *_) = play(renderer, say("win"), env=f"{__name__}:Silent", environment={"reward": "native"})
+    assert all(one.outcome and one.outcome.success is None for one in segments)
+    assert {turn.reward for one in segments for turn in one.turns} == {0.25}
+
+
+# -- the same again
+
+
+def local(tiny: Any) -> tuple[LocalEngine, Renderer]:
+    model, tokenizer = tiny
+    renderer = Renderer(tokenizer)
+    return LocalEngine(model, renderer.stop_ids, nullcontext()), renderer
+
+
+ANY = {"env": "helpers:AnyCounter", "parser": {"use": "helpers:AnyText"}}
+MEMORIES = [{"use": "window", "turns": 2}, {"use": "full"}, {"use": "note", "question": "?"}]
+
+
+def bare(segments: list[Segment]) -> list[Segment]:
+    return [
+        replace(one, turns=tuple(replace(t, generation=replace(t.generation, logprobs=())) for t in one.turns))
+        for one in segments
+    ]
+
+
+def logprobs(segments: list[Segment]) -> list[float]:
+    return [x for one in segments for turn in one.turns for x in turn.generation.logprobs]
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: memory["use"])
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+def test_async_play_and_lockstep_play_give_the_same_segments(tiny, memory, workers):
+    engine, renderer = local(tiny)
+    played = []
+    for mode in ("lockstep", "async"):
+        config = play_config(
+            **ANY,
+            memory=memory,
+            environment={"kwargs": {"limit": 3}, "workers": workers},
+            rollout={"n_env": 4, "e_len": 4, "mode": mode},
+        )
+        collector = Collector(config, renderer)
+        played.append([*collector.collect(engine), *collector.collect(engine)])
+    lockstep, free = played
+    assert bare(lockstep) == bare(free)
+    assert logprobs(lockstep) == pytest.approx(logprobs(free), abs=1e-5)
+    assert len({turn.generation.token_ids for one in free for turn in one.turns}) > 20
+
+
+def test_the_same_seed_gives_the_same_segments_and_another_seed_others(tiny):
+    engine, renderer = local(tiny)
+
+    def collect(seed: int) -> list[Segment]:
+        config = play_config(**ANY, seed=seed, environment={"kwargs": {"limit": 2}})
+        collector = Collector(config, renderer)
+        return [*collector.collect(engine), *collector.collect(engine)]
+
+    assert collect(0) == collect(0)
+    assert not {t.generation.token_ids for s in collect(0) for t in s.turns} & {
+        t.generation.token_ids for s in collect(1) for t in s.turns if len(t.generation.token_ids) > 2
+    }
+
+
+def test_no_two_replies_are_sampled_with_the_same_seed(renderer):
+    config = play_config(environment={"kwargs": {"limit": 2}}, memory={"use": "note"})
+    engine, collector = Scripted(renderer), Collector(config, renderer)
+    for _ in range(3):
+        collector.collect(engine)
+    assert len({sampling.seed for sampling in engine.samplings}) == len(engine.samplings) > 18
+
+
+def test_replies_are_sampled_as_the_configuration_says(renderer):
+    rollout = {"max_reply_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3}
+    engine, collector = Scripted(renderer), Collector(play_config(rollout=rollout), renderer)
+    collector.collect(engine)
+    seen = {(s.max_tokens, s.temperature, s.top_p, s.top_k) for s in engine.samplings}
+    assert seen == {(7, 0.5, 0.9, 3)}
+
+
+# -- environments that fail
+
+
+class Broken(Counter):
+    """Goes wrong as it is told, at a step of the environments with the numbers that are told."""
+
+    action_space = gymnasium.spaces.Text(1000)
+    made = 0
+    release = threading.Event()
+
+    def __init__(self, how: str, at: int, which: tuple[int, ...] = (0,), limit: int = 1_000_000):
+        super().__init__(limit)
+        self.how, self.at = how, at
+        self.broken = type(self).made in which
+        type(self).made += 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        answer = super().reset(seed=seed)
+        return self.go_wrong(answer) if self.broken and self.at == 0 else answer
+
+    def step(self, action: str):
+        answer = super().step(action)
+        return self.go_wrong(answer) if self.broken and self.at == self.steps else answer
+
+    def go_wrong(self, answer: Any) -> Any:
+        observation, *rest = answer
+        if self.how == "raise":
+            raise RuntimeError("the network is down")
+        if self.how == "time out":
+            raise TimeoutError("the network is slow")
+        if self.how == "hang":
+            self.release.wait(60)
+        if self.how in ("nan", "inf", "words", "nothing"):
+            reward: Any = {"nan": math.nan, "inf": math.inf, "words": "much", "nothing": None}[self.how]
+            return observation, reward, *rest[1:]
+        return {
+            "short": (observation, *rest[:-1]),
+            "none": None,
+            "list": list(answer),
+            "number": (7, *rest),
+            "no text": ({"image": "x"}, *rest),
+            "bytes": ({"text": b"x"}, *rest),
+            "info": (*answer[:-1], "success"),
+        }.get(self.how, answer)
+
+
+@pytest.fixture(autouse=True)
+def no_environment_was_made() -> Iterator[None]:
+    Broken.made = 0
+    Broken.release = threading.Event()
+    yield
+    Broken.release.set()
+
+
+STEPS = ["raise", "time out", "nan", "inf", "words", "nothing", "short", "none", "list", "number", "no text", "bytes", "info"]
+RESETS = ["raise", "short", "none", "list", "number", "no text", "bytes"]
+
+
+def broken(how: str, at: int, which: tuple[int, ...] = (0,), n_env: int = 1, e_len: int = 4, **environment: Any):
+    environment = {"kwargs": {"how": how, "at": at, "which": list(which)}, **environment}
+    return play_config(f"{__name__}:Broken", environment=environment, rollout={"n_env": n_env, "e_len": e_len})
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+@pytest.mark.parametrize(("how", "at"), [*((how, 3) for how in STEPS), *((how, 0) for how in RESETS)])
+def test_a_failed_episode_is_dropped_and_counted_and_the_batch_is_full(renderer, how, at, workers):
+    collector = Collector(broken(how, at, n_env=2, workers=workers), renderer)
+    segments = collector.collect(Scripted(renderer))
+    assert [(one.slot, one.episode, len(one.turns), one.end) for one in segments] == [(0, 1, 4, "cut"), (1, 0, 4, "cut")]
+    assert [step_of(turn) for turn in segments[0].turns] == [0, 1, 2, 3]
+    assert (collector.tally.failures, collector.tally.dropped_turns) == (1, max(0, at - 1))
+    assert "Broken) failed: " in collector.tally.last_failure
+    assert Broken.made == 3  # a fresh one for the broken one
+
+
+def test_a_call_that_hangs_is_given_up(renderer):
+    collector = Collector(broken("hang", 2, n_env=2, workers="thread", timeout_s=0.5), renderer)
+    started = time.perf_counter()
+    segments = collector.collect(Scripted(renderer))
+    assert time.perf_counter() - started < 30
+    assert [(one.slot, one.episode, len(one.turns)) for one in segments] == [(0, 1, 4), (1, 0, 4)]
+    assert (collector.tally.failures, collector.tally.dropped_turns) == (1, 1)
+    assert "took longer than environment.timeout_s=0.5" in collector.tally.last_failure
+    Broken.release.set()  # what the hung call answers now is heard by nobody
+    assert [step_of(turn) for turn in acted(collector.collect(Scripted(renderer)), 0)] == [4, 5, 6, 7]
+
+
+def test_a_failure_takes_no_turns_of_batches_that_were_collected(renderer):
+    collector = Collector(broken("raise", 6), renderer)
+    engine = Scripted(renderer)
+    first, second = collector.collect(engine), collector.collect(engine)
+    assert [len(one.turns) for one in first] == [4]
+    assert collector.tally.dropped_turns == 1
+    assert [(one.episode, len(one.turns)) for one in second] == [(1, 4)]
+    assert collector.collect(engine)[0].episode == 1
+    assert (collector.tally.failures, collector.tally.last_failure) == (0, "")  # a tally is of one batch
+
+
+def test_a_failure_takes_no_episode_that_ended_before_it(renderer):
+    kwargs = {"how": "raise", "at": 2, "which": [0], "limit": 2}
+    config = play_config(
+        f"{__name__}:Broken", environment={"kwargs": kwargs}, rollout={"n_env": 1, "e_len": 4}
+    )
+    collector = Collector(config, renderer)
+    segments = collector.collect(Scripted(renderer))
+    assert [(one.episode, len(one.turns), one.end) for one in segments] == [(1, 2, "truncated"), (2, 2, "truncated")]
+
+
+def test_turns_that_a_memory_asked_for_are_dropped_with_their_episode(renderer):
+    config = broken("raise", 2).model_copy(update={"memory": play_config(memory={"use": "note"}).memory})
+    collector = Collector(config, renderer)
+    segments = collector.collect(Scripted(renderer))
+    assert [turn.of_memory for turn in segments[0].turns] == [False, True, False, True, False, True, False]
+    assert collector.tally.dropped_turns == 2  # the first turn, and the question before the second
+
+
+def test_a_level_that_fails_is_not_tried_again(renderer):
+    collector = Collector(broken("raise", 2), renderer)
+    seeds = [collector.slots[0]._seed(number) for number in range(2)]
+    (segment,) = collector.collect(Scripted(renderer))
+    assert segment.turns[0].observation.text.startswith(f"E{seeds[1] % 100_000} ")
+    assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize(("how", "at", "workers"), [("raise", 0, "inline"), ("nan", 1, "inline"), ("raise", 1, "thread")])
+def test_failures_in_a_row_end_the_run(renderer, how, at, workers):
+    collector = Collector(broken(how, at, tuple(range(9)), workers=workers), renderer)
+    with pytest.raises(ValueError, match=r"Broken.*failed: .*3 times in a row.*environment.max_failures"):
+        collector.collect(Scripted(renderer))
+    assert Broken.made == 3
+
+
+def test_failures_with_turns_between_them_do_not_end_the_run(renderer):
+    """Five environments one after the other fail at their second step; the sixth is sound."""
+    collector = Collector(broken("raise", 2, tuple(range(5)), max_failures=6), renderer)
+    (segment,) = collector.collect(Scripted(renderer))
+    assert (segment.episode, len(segment.turns)) == (5, 4)
+    assert (collector.tally.failures, collector.tally.dropped_turns) == (5, 5)
+
+
+@pytest.mark.xfail(strict=True, reason="one turn that is dropped later makes the count of failures begin anew")
+def test_an_environment_that_never_lives_through_a_batch_ends_the_run(renderer):
+    """It plays one turn and fails, again and again: no batch would ever be full."""
+
+    def patience(_: str, number: int) -> str:
+        assert number < 100, "this would go on forever"
+        return "ACTION: add"
+
+    collector = Collector(broken("raise", 2, tuple(range(1000))), renderer)
+    with pytest.raises(ValueError, match="in a row"):
+        collector.collect(Scripted(renderer, patience))
+
+
+class Translating(Broken):
+    """Understands what it was shown, so only the environment that is played can translate."""
+
+    def translate(self, said: str) -> str | None:
+        return "wait" if said == f"wait at {self.steps}" else None
+
+
+@pytest.mark.xfail(strict=True, reason="the parser goes on asking the environment that failed")
+def test_near_misses_are_translated_by_the_environment_that_is_played(renderer):
+    config = broken("raise", 2, e_len=3)
+    config.environment.id = f"{__name__}:Translating"
+
+    def reply(prompt: str, _: int) -> str:
+        steps = re.findall(r"Now (\d+)", prompt)
+        return f"ACTION: wait at {steps[-1]}"
+
+    (segment,) = Collector(config, renderer).collect(Scripted(renderer, reply))
+    assert [turn.action.status for turn in segment.turns if turn.action] == ["translated"] * 3
+
+
+class Pausing(Counter):
+    def __init__(self, pause: float = 0.0):
+        super().__init__()
+        self.pause = pause
+
+    def step(self, action: str):
+        time.sleep(self.pause)
+        return super().step(action)
+
+
+class Heavy(Scripted):
+    """A model of which one forward pass takes longer than an environment may."""
+
+    async def generate(self, prompt_ids, sampling):
+        if len(self.prompts) == 2:
+            time.sleep(0.5)
+        return await super().generate(prompt_ids, sampling)
+
+
+@pytest.mark.xfail(strict=True, reason="the time that the model takes is counted as the environment's")
+def test_a_slow_model_does_not_make_an_environment_late(renderer):
+    """Slot 0 asks the model again while the environment of slot 1 is still busy."""
+    environment = {"workers": "thread", "timeout_s": 0.3, "tasks": {"quick": {}, "slow": {"pause": 0.05}}}
+    config = play_config(f"{__name__}:Pausing", environment=environment, rollout={"n_env": 2, "e_len": 2})
+    collector = Collector(config, renderer)
+    collector.collect(Heavy(renderer))
+    assert (collector.tally.failures, collector.tally.last_failure) == (0, "")
+
+
+class Faulty(Scripted):
+    async def generate(self, prompt_ids, sampling):
+        await asyncio.sleep(0)
+        raise ArithmeticError("no more memory")
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_an_error_of_the_engine_is_raised_as_it_is(renderer, mode):
+    collector = Collector(play_config(rollout={"mode": mode}), renderer)
+    with pytest.raises(ArithmeticError, match="no more memory"):
+        collector.collect(Faulty(renderer))
+
+
+# -- save and go on
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: memory["use"])
+@pytest.mark.parametrize("limit", [2, 4, 100])
+def test_a_restored_collector_goes_on_as_if_nothing_had_happened(tiny, memory, limit):
+    """Batches of 3 turns: with a limit of 2 the batch that is saved ends within an episode, with 4 within another."""
+    engine, renderer = local(tiny)
+    config = play_config(**ANY, memory=memory, environment={"kwargs": {"limit": limit}}, log={"transcript_every": 2})
+    steady = Collector(config, renderer)
+    expected, kept = [], []
+    for _ in range(4):
+        expected.append(steady.collect(engine))
+        kept.append(steady.tally.transcripts)
+
+    collector = Collector(config, renderer)
+    for number in range(4):
+        saved = json.loads(json.dumps(collector.state()))
+        collector = Collector(config, renderer)
+        assert collector.restore(saved) == 0
+        assert collector.collect(engine) == expected[number]
+        assert collector.tally.transcripts == kept[number]
+
+
+class Moody(Counter):
+    """Not a function of its seed: no two episodes look the same."""
+
+    resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        Moody.resets += 1
+        return super().reset(seed=Moody.resets)
+
+
+class Brief(Moody):
+    """Cannot be played a second time."""
+
+    def step(self, action: str):
+        if Moody.resets > 2:
+            raise RuntimeError("no more")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", ["Moody", "Brief"])
+def test_an_environment_that_cannot_be_brought_back_begins_a_new_episode(renderer, kind):
+    Moody.resets = 0
+    config = play_config(f"{__name__}:{kind}", rollout={"n_env": 2, "e_len": 3})
+    engine, collector = Scripted(renderer), Collector(config, renderer)
+    before = collector.collect(engine)
+    assert [one.episode for one in before] == [0, 0]
+    restored = Collector(config, renderer)
+    assert restored.restore(json.loads(json.dumps(collector.state()))) == 2
+    Moody.resets = -100
+    after = restored.collect(engine)
+    assert [(one.episode, len(one.turns), step_of(one.turns[0])) for one in after] == [(1, 3, 0), (1, 3, 0)]
+
+
+def test_slots_that_have_not_begun_are_restored_too(renderer):
+    config = play_config()
+    fresh, restored = Collector(config, renderer), Collector(config, renderer)
+    assert restored.restore(json.loads(json.dumps(fresh.state()))) == 0
+    engine = Scripted(renderer)
+    assert restored.collect(engine) == fresh.collect(engine)
+
+
+# -- prompts that are too long
+
+
+def shown_steps(prompt: str) -> list[int]:
+    return [int(step) for step in re.findall(r"step (\d+) ", prompt)]
+
+
+def long_config(limit: int, memory: Any = None, **rollout: Any):
+    return play_config(
+        environment={"kwargs": {"wordy": 100, "limit": limit}},
+        memory=memory or {"use": "window", "turns": 4},
+        parser={"cue": "Act."},
+        rollout={"n_env": 1, "max_prompt_tokens": 700, **rollout},
+    )
+
+
+@pytest.mark.parametrize("memory", [{"use": "window", "turns": 4}, {"use": "full"}], ids=lambda memory: memory["use"])
+def test_a_prompt_that_is_too_long_leaves_out_the_oldest_turns(renderer, memory):
+    collector = Collector(long_config(50, memory, e_len=6), renderer)
+    engine = Scripted(renderer)
+    (segment,) = collector.collect(engine)
+    shown = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]
+    assert [shown_steps(prompt) for prompt in engine.prompts] == shown
+    for number, prompt in enumerate(engine.prompts):
+        assert prompt.startswith("<|im_start|>system\nCount in E")
+        assert f"Now {number}?\nAct.<|im_end|>" in prompt
+    assert max(len(turn.prompt_ids) for turn in segment.turns) <= 700
+    assert len(segment.final_prompt_ids) <= 700
+
+
+def test_prompts_are_shortened_no_further_than_needed(renderer):
+    """At exactly the length of the longest prompt nothing is left out; one token less, and one turn is."""
+    engine = Scripted(renderer)
+    (segment,) = Collector(long_config(50, max_prompt_tokens=4000, e_len=5), renderer).collect(engine)
+    longest = len(segment.turns[-1].prompt_ids)
+    for limit, shown in ((longest, [0, 1, 2, 3, 4]), (longest - 1, [1, 2, 3, 4])):
+        again = Scripted(renderer)
+        Collector(long_config(50, max_prompt_tokens=limit, e_len=5), renderer).collect(again)
+        assert again.prompts[:4] == engine.prompts[:4]
+        assert shown_steps(again.prompts[4]) == shown
+
+
+def test_nothing_is_counted_where_nothing_was_shortened(renderer):
+    collector = Collector(long_config(50, max_prompt_tokens=4000, e_len=5), renderer)
+    collector.collect(Scripted(renderer))
+    assert collector.tally.shortened_prompts == 0
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param(6, marks=pytest.mark.xfail(strict=True, reason="the final prompt is counted, too")),
+        pytest.param(50, marks=pytest.mark.xfail(strict=True, reason="the next prompt is counted in both batches")),
+    ],
+)
+def test_turns_whose_prompt_was_shortened_are_counted(renderer, limit):
+    collector = Collector(long_config(limit, {"use": "full"}, e_len=6), renderer)
+    counts = []
+    for _ in range(2):
+        collector.collect(Scripted(renderer))
+        counts.append(collector.tally.shortened_prompts)
+    assert counts == ([2, 2] if limit == 6 else [2, 6])
+
+
+class Growing(Counter):
+    """Shows more at every step."""
+
+    def _observe(self) -> Any:
+        return super()._observe() | {"text": f"step {self.steps} " + "." * 40 * self.steps}
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_observation_that_does_not_fit_is_a_mistake(renderer, at):
+    """Whether or not there is a past that could be left out."""
+    config = play_config(
+        f"{__name__}:Growing",
+        environment={"tasks": {"greedy": {}}},
+        parser={"cue": "Act."},
+        rollout={"n_env": 1, "e_len": 6, "max_prompt_tokens": 150 if at else 60},
+    )
+    engine = Scripted(renderer)
+    with pytest.raises(ValueError, match=r"rollout.max_prompt_tokens is \d+, but .* of greedy alone take \d+ tokens"):
+        Collector(config, renderer).collect(engine)
+    assert len(engine.prompts) == at
+
+
+# -- transcripts
+
+
+@pytest.mark.parametrize(("n_env", "every"), [(1, 1), (1, 3), (2, 3), (3, 2)])
+def test_every_so_many_episodes_are_kept_to_be_read(renderer, n_env, every):
+    config = play_config(
+        environment={"kwargs": {"limit": 2}}, rollout={"n_env": n_env, "e_len": 5}, log={"transcript_every": every}
+    )
+    collector, engine = Collector(config, renderer), Scripted(renderer, ["ACTION: increase"])
+    kept = []
+    for _ in range(4):
+        collector.collect(engine)
+        kept += collector.tally.transcripts
+    numbers = [one.episode * n_env + one.slot for one in kept]
+    assert sorted(numbers) == [number for number in range(10 * n_env) if number % every == 0]
+    for one in kept:
+        assert one.task == "Counter"
+        name = one.text.split()[2].rstrip(".")
+        assert one.text.startswith(f"Count in {name}.\n\n-- turn 1\n{name} step 0 count 0\n>> ACTION: increase\n")
+        assert "=> add (translated: 'increase')  reward 0\n" in one.text
+        assert f"{name} step 1 count 1" in one.text
+        assert one.text.endswith(f"{name} step 2 count 2\n\n== truncated: failure, return 0.00, 2 turns\n")
+
+
+# -- environments of other kinds
+
+
+class Lamp(gymnasium.Env[str, int]):
+    """Two numbered actions, and a plain text as its observation."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        super().reset(seed=seed)
+        self.played: list[int] = []
+        return "It is dark.", {}
+
+    def step(self, action: int):
+        self.played.append(action)
+        return f"You did {self.played}.", float(action), len(self.played) == 3, False, {"success": action == 1}
+
+
+@pytest.fixture
+def lamp() -> Iterator[str]:
+    gymnasium.register("turnwise/Lamp-v0", entry_point=f"{__name__}:Lamp", max_episode_steps=2)
+    yield "turnwise/Lamp-v0"
+    del gymnasium.registry["turnwise/Lamp-v0"]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_numbered_actions_are_given_names(renderer, lamp, registered):
+    """A registered one is made with its wrappers: here, with its time limit."""
+    environment = {"actions": ["turn off", "turn on"], "reward": "native", "instructions": "Make light."}
+    (segments,) = play(
+        renderer,
+        say("Turn On", "turn off", "dance"),
+        env=lamp if registered else f"{__name__}:Lamp",
+        environment=environment,
+        rollout={"n_env": 1, "e_len": 3},
+    )
+    turns = [turn for one in segments for turn in one.turns]
+    assert [turn.action.text for turn in turns if turn.action] == ["turn on", "turn off", "turn off"]
+    assert [turn.reward for turn in turns] == [1.0, 0.0, -0.1]
+    assert [one.end for one in segments] == (["truncated", "cut"] if registered else ["terminated"])
+    assert turns[1].observation.text == "You did [1]."
+    assert turns[0].observation.instructions == "Make light."
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"actions": ["turn on"]}, "environment.actions names 1 actions, but .* has 2; name each of them in order"),
+        ({}, "environment.actions names 0 actions"),
+        ({"actions": ["on", "off"], "default_action": "of"}, "default_action is 'of'; it must be one of on, off"),
+        ({"id": "turnwise/Lamp-v7"}, "environment.id is 'turnwise/Lamp-v7', which Gymnasium does not know"),
+        ({"id": f"{__name__}:Torch"}, "has no Torch"),
+        ({"kwargs": {"colour": "red"}}, "does not take the arguments {'colour': 'red'}"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_a_mistake(renderer, environment, message):
+    with pytest.raises(ValueError, match=message):
+        Collector(play_config(f"{__name__}:Lamp", environment=environment), renderer)
+
+
+@pytest.mark.xfail(strict=True, reason="the message says `module:id`, but only `module:Class` is understood")
+def test_a_registered_environment_may_name_the_module_that_registers_it(renderer, lamp):
+    environment = {"actions": ["turn off", "turn on"], "reward": "native"}
+    (segments,) = play(renderer, say("turn on"), env=f"{__name__}:{lamp}", environment=environment)
+    assert [turn.reward for one in segments for turn in one.turns] == [1.0] * 6
+
+
+class Enumerated(Lamp):
+    """As in MiniGrid, `actions` is not a list of texts."""
+
+    actions = (0, 1)
+
+
+@pytest.mark.xfail(strict=True, reason="an attribute of that name is taken for the names of the actions")
+def test_names_in_the_configuration_stand_for_actions_that_are_no_text(renderer):
+    environment = {"actions": ["turn off", "turn on"], "reward": "native"}
+    (segments,) = play(
+        renderer,
+        say("turn on"),
+        env=f"{__name__}:Enumerated",
+        environment=environment,
+        rollout={"n_env": 1, "e_len": 3},
+    )
+    assert [turn.reward for turn in segments[0].turns] == [1.0] * 3
