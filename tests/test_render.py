@@ -214,7 +214,7 @@ def test_a_template_that_drops_past_replies_is_refused_where_one_is_shown():
 
 @pytest.mark.xfail(strict=True, reason="the end of a turn is looked for in a reply, though none is ever shown")
 def test_a_template_that_shows_no_reply_at_all_serves_a_memory_that_shows_none():
-    template = "### Instruction:\n{{ (messages | selectattr('role', 'equalto', 'user') | last).content }}\n### Response:"
+    template = "### Instruction:\n{{ (messages | selectattr('role', 'equalto', 'user') | list | last).content }}\n### Response:"
     tokenizer = make_tokenizer(template, "<|endoftext|>")
     renderer = Renderer(tokenizer)
     assert renderer.prompt([user("a")]) == encoded(tokenizer, "### Instruction:\na\n### Response:")

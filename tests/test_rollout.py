@@ -63,7 +63,9 @@ def test_every_slot_gives_as_many_turns_to_every_batch(renderer, mode, limit, wo
         assert [one.slot for one in segments] == sorted(one.slot for one in segments)
         assert all(one.turns for one in segments)
     for slot in range(3):
-        assert [step_of(turn) for segments in batches for turn in acted(segments, slot)] == [n % limit for n in range(12)]
+        assert [step_of(turn) for segments in batches for turn in acted(segments, slot)] == [
+            n % limit for n in range(12)
+        ]
         episodes = [one.episode for segments in batches for one in segments if one.slot == slot]
         assert episodes == sorted(episodes)
         assert set(episodes) == set(range(math.ceil(12 / limit)))
@@ -340,7 +342,21 @@ def no_environment_was_made() -> Iterator[None]:
     Broken.release.set()
 
 
-STEPS = ["raise", "time out", "nan", "inf", "words", "nothing", "short", "none", "list", "number", "no text", "bytes", "info"]
+STEPS = [
+    "raise",
+    "time out",
+    "nan",
+    "inf",
+    "words",
+    "nothing",
+    "short",
+    "none",
+    "list",
+    "number",
+    "no text",
+    "bytes",
+    "info",
+]
 RESETS = ["raise", "short", "none", "list", "number", "no text", "bytes"]
 
 
@@ -354,7 +370,10 @@ def broken(how: str, at: int, which: tuple[int, ...] = (0,), n_env: int = 1, e_l
 def test_a_failed_episode_is_dropped_and_counted_and_the_batch_is_full(renderer, how, at, workers):
     collector = Collector(broken(how, at, n_env=2, workers=workers), renderer)
     segments = collector.collect(Scripted(renderer))
-    assert [(one.slot, one.episode, len(one.turns), one.end) for one in segments] == [(0, 1, 4, "cut"), (1, 0, 4, "cut")]
+    assert [(one.slot, one.episode, len(one.turns), one.end) for one in segments] == [
+        (0, 1, 4, "cut"),
+        (1, 0, 4, "cut"),
+    ]
     assert [step_of(turn) for turn in segments[0].turns] == [0, 1, 2, 3]
     assert (collector.tally.failures, collector.tally.dropped_turns) == (1, max(0, at - 1))
     assert "Broken) failed: " in collector.tally.last_failure
@@ -386,9 +405,7 @@ def test_a_failure_takes_no_turns_of_batches_that_were_collected(renderer):
 
 def test_a_failure_takes_no_episode_that_ended_before_it(renderer):
     kwargs = {"how": "raise", "at": 2, "which": [0], "limit": 2}
-    config = play_config(
-        f"{__name__}:Broken", environment={"kwargs": kwargs}, rollout={"n_env": 1, "e_len": 4}
-    )
+    config = play_config(f"{__name__}:Broken", environment={"kwargs": kwargs}, rollout={"n_env": 1, "e_len": 4})
     collector = Collector(config, renderer)
     segments = collector.collect(Scripted(renderer))
     assert [(one.episode, len(one.turns), one.end) for one in segments] == [(1, 2, "truncated"), (2, 2, "truncated")]
@@ -410,7 +427,9 @@ def test_a_level_that_fails_is_not_tried_again(renderer):
     assert seeds[0] != seeds[1]
 
 
-@pytest.mark.parametrize(("how", "at", "workers"), [("raise", 0, "inline"), ("nan", 1, "inline"), ("raise", 1, "thread")])
+@pytest.mark.parametrize(
+    ("how", "at", "workers"), [("raise", 0, "inline"), ("nan", 1, "inline"), ("raise", 1, "thread")]
+)
 def test_failures_in_a_row_end_the_run(renderer, how, at, workers):
     collector = Collector(broken(how, at, tuple(range(9)), workers=workers), renderer)
     with pytest.raises(ValueError, match=r"Broken.*failed: .*3 times in a row.*environment.max_failures"):
@@ -741,6 +760,22 @@ def test_a_registered_environment_may_name_the_module_that_registers_it(renderer
     environment = {"actions": ["turn off", "turn on"], "reward": "native"}
     (segments,) = play(renderer, say("turn on"), env=f"{__name__}:{lamp}", environment=environment)
     assert [turn.reward for one in segments for turn in one.turns] == [1.0] * 6
+
+
+class Spaceless(gymnasium.Env[str, str]):
+    """All that the protocol asks for."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        return "Say something.", {}
+
+    def step(self, action: str):
+        return f"You said {action}.", 1.0, True, False, {}
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="its action_space is looked at")
+def test_an_environment_of_texts_needs_no_space_of_actions(renderer):
+    (segments,) = play(renderer, say("hello"), env=f"{__name__}:Spaceless", environment={"reward": "native"})
+    assert [turn.action.text for one in segments for turn in one.turns if turn.action] == ["hello"] * 6
 
 
 class Enumerated(Lamp):

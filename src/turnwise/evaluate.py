@@ -27,7 +27,7 @@ class Result:
     """One player on one task."""
 
     task: str
-    successes: int
+    successes: int | None  # None where the environment does not tell
     episodes: int
     mean_return: float  # native or binary, as the recipe says; penalties included
     mean_turns: float
@@ -36,12 +36,17 @@ class Result:
     failures: int = 0  # environments that failed, and whose episodes were replaced
 
     @property
-    def rate(self) -> float:
-        return self.successes / self.episodes
+    def rate(self) -> float | None:
+        return None if self.successes is None else self.successes / self.episodes
 
     @property
-    def interval(self) -> tuple[float, float]:
-        return wilson(self.successes, self.episodes)
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.successes is None else wilson(self.successes, self.episodes)
+
+    def __str__(self) -> str:
+        if self.rate is None or self.interval is None:
+            return f"return {self.mean_return:.2f}"
+        return f"{self.rate:.3f} [{self.interval[0]:.3f}, {self.interval[1]:.3f}]"
 
 
 def open_player(config: Config, run: Path | None) -> tuple[Engine, Renderer]:
@@ -102,7 +107,7 @@ def _result(task: str, slots: list[Slot]) -> Result:
     invalid = Counter(action.said for action in actions if action.status == "invalid")
     return Result(
         task,
-        sum(bool(outcome.success) for outcome in outcomes),
+        _count([outcome.success for outcome in outcomes]),
         len(outcomes),
         sum(outcome.episode_return for outcome in outcomes) / len(outcomes),
         sum(outcome.turns for outcome in outcomes) / len(outcomes),
@@ -110,6 +115,10 @@ def _result(task: str, slots: list[Slot]) -> Result:
         tuple(invalid.most_common(3)),
         sum(slot.tally.failures for slot in slots),
     )
+
+
+def _count(verdicts: Sequence[bool | None]) -> int | None:
+    return sum(bool(verdict) for verdict in verdicts) if any(verdict is not None for verdict in verdicts) else None
 
 
 def evaluate_random(config: Config) -> list[Result]:
@@ -135,7 +144,7 @@ def evaluate_expert(config: Config) -> list[Result] | None:
 
 
 def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[], str]]) -> Result:
-    async def play() -> list[tuple[bool, float, int]]:
+    async def play() -> list[tuple[bool | None, float, int]]:
         environment = config.environment.model_copy(update={"workers": "inline"})
         host = Host(environment, task, "")
         outcomes = []
@@ -147,13 +156,13 @@ def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[],
             while feedback is None or not (feedback.terminated or feedback.truncated):
                 feedback = await host.step(choose())
                 total, turns = total + feedback.reward, turns + 1
-            outcomes.append((bool(feedback.success), total, turns))
+            outcomes.append((feedback.success, total, turns))
         return outcomes
 
     outcomes = asyncio.run(play())
+    verdicts, returns, turns = zip(*outcomes, strict=True)
     count = len(outcomes)
-    wins, returns, turns = (sum(column) for column in zip(*outcomes, strict=True))
-    return Result(task, wins, count, returns / count, turns / count)
+    return Result(task, _count(verdicts), count, sum(returns) / count, sum(turns) / count)
 
 
 def results_table(players: Mapping[str, Sequence[Result]], config: Config) -> Table:
@@ -165,8 +174,7 @@ def results_table(players: Mapping[str, Sequence[Result]], config: Config) -> Ta
         table.add_column(player, justify="right")
     names = list(players)
     for results in zip(*players.values(), strict=True):
-        cells = (f"{r.rate:.3f} [{r.interval[0]:.3f}, {r.interval[1]:.3f}]" for r in results)
-        table.add_row(results[0].task, *cells)
+        table.add_row(results[0].task, *map(str, results))
     model = players[names[0]]
     said = sum((Counter(dict(r.invalid_texts)) for r in model), Counter[str]()).most_common(3)
     shares = ", ".join(f"{r.task} {r.valid:.3f}" for r in model)

@@ -84,10 +84,11 @@ class Training:
         self.run = Run(config, resume)
         self.trackers = make_trackers(config, self.run)
         self.warmup_segments: list[Segment] = []
-        if resume:
-            self.restore()
+        lost = self.restore() if resume else 0
         self.engine.load(self.policy.actor.state_dict(), self.progress.step)
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
+        if lost:
+            self.view.say(f"{lost} environments did not come back as they were; they begin new episodes")
 
     def step(self) -> None:
         """Train on one batch."""
@@ -200,8 +201,12 @@ class Training:
             self.policy.actor.save_pretrained(self.run.folder / "model")
             self.tokenizer.save_pretrained(self.run.folder / "model")
 
-    def restore(self) -> None:
-        """Go on from the newest checkpoint; a run that crashed before its first one begins anew."""
+    def restore(self) -> int:
+        """Go on from the newest checkpoint; a run that crashed before its first one begins anew.
+
+        Returns how many slots could not be brought back to where they were.
+        """
+        lost = 0
         newest = checkpoint.newest(self.run.checkpoints)
         if newest is not None:
             tensors, state = checkpoint.load(newest)
@@ -211,12 +216,13 @@ class Training:
             self.optimizers.taken = state["taken"]
             self.progress = Progress(**state["progress"])
             self.recent.restore(self.progress.recent)
-            self.collector.restore(state["slots"])
+            lost = self.collector.restore(state["slots"])
             if not self.progress.warm:
                 for number in range(self.progress.collected):
                     text = (self.run.folder / "warmup" / f"{number:05}.json").read_bytes()
                     self.warmup_segments += TypeAdapter(list[Segment]).validate_json(text)
         self.run.forget_after(self.progress.lines)
+        return lost
 
 
 class Clock:

@@ -43,11 +43,11 @@ class Recipe:
     # Share of the teacher's moves that are random: chosen so that play starts below the zero-shot results of
     # Qwen2.5-3B-Instruct in the Verlog report (table 3).
     randomness: dict[str, float] = field(
-        default_factory=lambda: {"goto": 0.8, "pickup": 0.9, "open": 0.85, "putnext": 0.85, "pick_up_seq_go_to": 0.85}
+        default_factory=lambda: {"goto": 0.71, "pickup": 0.81, "open": 0.75, "putnext": 0.68, "pick_up_seq_go_to": 0.84}
     )
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
-    turns: int = 1_500  # demonstrated turns a task
-    epochs: int = 3
+    turns: int = 2_000  # demonstrated turns a task
+    epochs: int = 2
     batch: int = 64  # turns an optimizer step
     lr: float = 2e-3
     vocabulary: int = 768

@@ -1,0 +1,1 @@
+"""What Turnwise claims about time and memory, measured: `python -m benchmarks` runs all, a name runs one."""

@@ -1,0 +1,55 @@
+"""Does an environment that sleeps two seconds a turn delay the other slots?"""
+
+import asyncio
+import statistics
+import time
+
+from benchmarks.common import record
+from turnwise.config import Config, parse_config
+from turnwise.evaluate import open_player
+from turnwise.protocols import Engine
+from turnwise.render import Renderer
+from turnwise.rollout import Collector
+
+SLEEP_S = 2.0
+ROUNDS = 5  # of both contestants, in turn
+TURNS = 12
+
+
+def main() -> None:
+    times: dict[str, list[float]] = {"alone": [], "beside": []}
+    for _ in range(ROUNDS):
+        for name, sleep_s in (("alone", 0.0), ("beside", SLEEP_S)):
+            config = settings(sleep_s)
+            engine, renderer = open_player(config, None)
+            times[name].append(asyncio.run(seconds_a_turn(config, engine, renderer)))
+    alone, beside = (statistics.median(times[name]) for name in ("alone", "beside"))
+    ratio = statistics.median(b / a for a, b in zip(times["alone"], times["beside"], strict=True))
+    record("slow_slot", {"ms_a_turn": 1e3 * alone, "ms_a_turn_beside_a_sleeper": 1e3 * beside, "ratio": ratio})
+
+
+def settings(sleep_s: float) -> Config:
+    tasks = {"sleeper": {"sleep_s": sleep_s}, **{f"other{number}": {} for number in range(7)}}
+    return parse_config(
+        {
+            "environment": {"id": "benchmarks.common:Endless", "workers": "thread", "tasks": tasks},
+            "parser": {"cue": "Answer with THINK: and ACTION:"},
+            "rollout": {"n_env": len(tasks), "e_len": TURNS, "max_prompt_tokens": 512, "max_reply_tokens": 16},
+            "update": {"minibatch": TURNS},
+        }
+    )
+
+
+async def seconds_a_turn(config: Config, engine: Engine, renderer: Renderer) -> float:
+    """Mean over the slots that do not sleep, from the start of the batch to their own last turn."""
+    slots = Collector(config, renderer).slots
+    start = time.perf_counter()
+
+    async def play(number: int) -> float:
+        await slots[number].play(engine, TURNS)
+        return (time.perf_counter() - start) / TURNS
+
+    sleeper = asyncio.create_task(play(0))
+    others = await asyncio.gather(*(play(number) for number in range(1, len(slots))))
+    sleeper.cancel()
+    return statistics.mean(others)
