@@ -75,6 +75,15 @@ def test_a_run_leaves_its_configuration_metrics_transcripts_and_model(recipe: Pa
     assert f"turnwise eval {folder}" in capsys.readouterr().out
 
 
+def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert run("train", recipe, "log.trackers=[tensorboard]", "warmup.w_epoch=0") == 0
+    events = EventAccumulator(str(recipe.parent / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("turns/valid")] == [1, 2, 3]
+
+
 def test_eval_shows_the_run_beside_a_random_player(recipe: Path, capsys: Any) -> None:
     run("train", recipe)
     capsys.readouterr()

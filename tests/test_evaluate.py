@@ -115,7 +115,8 @@ def test_a_result_holds_each_episode_once(renderer, slots):
     assert result.invalid_texts == (("", easy + 3 * hard),)
     assert result.failures == 0
     assert result.rate == easy / 12
-    assert result.interval[0] < result.rate < result.interval[1]
+    assert result.interval is not None
+    assert result.interval[0] < easy / 12 < result.interval[1]
 
 
 def test_valid_actions_are_counted(renderer):
@@ -187,7 +188,7 @@ def test_a_random_model_plays_babyai(tiny):
     assert [(one.task, one.episodes) for one in results] == [("goto", 2), ("pickup", 2)]
     for one in results:
         assert one.valid == 0  # two random bytes are no action
-        assert 0 <= one.successes <= 2
+        assert one.successes in (0, 1, 2)
         assert 1 <= one.mean_turns <= 64
 
 
@@ -252,7 +253,7 @@ def test_the_random_player_and_the_expert_play_babyai():
     assert (luck.task, luck.episodes) == (expert.task, expert.episodes) == ("goto", 12)
     assert expert.successes == 12
     assert expert.mean_return == 1.0
-    assert luck.successes < 12
+    assert luck.successes in range(12)
     assert luck.mean_turns > 2 * expert.mean_turns
     assert luck.valid is expert.valid is None
     assert evaluate_random(config) == [luck]

@@ -1,11 +1,12 @@
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from helpers import CHATML, make_tokenizer
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from turnwise.render import Renderer
 from turnwise.types import Message
@@ -44,14 +45,13 @@ templates = st.sampled_from(sorted(TOKENIZERS))
 texts = st.text(max_size=12)
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[int, ...]:
+def rendered(tokenizer: Any, messages: list[Message]) -> tuple[int, ...]:
     """What the template itself makes of the messages."""
     plain = [{"role": message["role"], "content": message["content"]} for message in messages]
-    ids = tokenizer.apply_chat_template(plain, tokenize=True, add_generation_prompt=True, return_dict=False)
-    return tuple(int(id) for id in ids)
+    return tuple(tokenizer.apply_chat_template(plain, tokenize=True, add_generation_prompt=True, return_dict=False))
 
 
-def encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -214,7 +214,8 @@ def test_a_template_that_drops_past_replies_is_refused_where_one_is_shown():
 
 @pytest.mark.xfail(strict=True, reason="the end of a turn is looked for in a reply, though none is ever shown")
 def test_a_template_that_shows_no_reply_at_all_serves_a_memory_that_shows_none():
-    template = "### Instruction:\n{{ (messages | selectattr('role', 'equalto', 'user') | list | last).content }}\n### Response:"
+    asked = "(messages | selectattr('role', 'equalto', 'user') | list | last).content"
+    template = f"### Instruction:\n{{{{ {asked} }}}}\n### Response:"
     tokenizer = make_tokenizer(template, "<|endoftext|>")
     renderer = Renderer(tokenizer)
     assert renderer.prompt([user("a")]) == encoded(tokenizer, "### Instruction:\na\n### Response:")
@@ -250,7 +251,7 @@ def test_replies_stop_at_the_end_of_a_turn_or_of_the_text(name, stops):
     assert RENDERERS[name].stop_ids == {TOKENIZERS[name].convert_tokens_to_ids(token) for token in stops}
 
 
-def merging_tokenizer() -> PreTrainedTokenizerFast:
+def merging_tokenizer() -> Any:
     """Byte-level with some merges, a few of them across the words and inside characters of several bytes."""
     pairs = ["A C", "AC T", "I O", "IO N", "ACT ION", "ACTION :", "Ċ ACTION:", "â Ĥ", "g o", "Ġ go", "ð Ł", "ĺ Ģ"]
     merges = [(left, right) for left, _, right in (pair.partition(" ") for pair in pairs)]
@@ -271,7 +272,7 @@ words = st.lists(st.sampled_from(["THINK: ", "ACTION:", "\nACTION:", " go", "€
 @given(words.map("".join), st.booleans(), st.data())
 def test_tokens_from_counts_the_tokens_that_spell_the_rest(text, ended, data):
     """Against the bytes that each token stands for: a token that reaches past the place counts."""
-    tokenizer = MERGING.tokenizer
+    tokenizer: Any = MERGING.tokenizer
     ids = encoded(tokenizer, text)
     start = data.draw(st.integers(0, len(text)))
     ends, reached = [], 0
@@ -308,7 +309,7 @@ def test_tokens_from_where_a_character_is_shorter_than_its_bytes():
     )
     model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # type: ignore
     model.add_special_tokens(["<unk>", "</s>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
     tokenizer.chat_template = BRACKETS
     renderer = Renderer(tokenizer)
     ids = encoded(tokenizer, "x€y€xy")

@@ -701,7 +701,7 @@ def test_every_so_many_episodes_are_kept_to_be_read(renderer, n_env, every):
 class Lamp(gymnasium.Env[str, int]):
     """Two numbered actions, and a plain text as its observation."""
 
-    action_space = gymnasium.spaces.Discrete(2)
+    action_space: Any = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None):
         super().reset(seed=seed)

@@ -5,7 +5,7 @@ wherever their episodes stand, and the next batch goes on from there.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 
 from turnwise.config import Config
 from turnwise.envs.host import EnvironmentFailure, Host
-from turnwise.protocols import ActionParser, Engine, Memory
+from turnwise.protocols import ActionParser, Ask, Engine, Memory
 from turnwise.render import Renderer
 from turnwise.seeds import derive, episode_seed
-from turnwise.types import Action, Feedback, Message, Observation, Outcome, Sampling, Segment, Turn
+from turnwise.types import Action, End, Feedback, Message, Observation, Outcome, Sampling, Segment, Turn
 
 
 class _Asked(Exception):
@@ -166,7 +166,7 @@ class Slot:
         text = self.renderer.text(generation.token_ids)
         return Turn(observation, prompt, generation, None, 0, 0.0, text, text, text)
 
-    async def _prompt(self, ask: Any) -> tuple[int, ...]:
+    async def _prompt(self, ask: Ask) -> tuple[int, ...]:
         """The next prompt; where it is too long, without the oldest turns."""
         limit = self.config.rollout.max_prompt_tokens
         past, observation = list(self.episode.past), self.episode.observation
@@ -209,7 +209,7 @@ class Slot:
             while past and sum(not turn.of_memory for turn in past) > self.memory.span:
                 past.pop(0)
 
-    def _end(self, end: Any, final_prompt: tuple[int, ...], feedback: Feedback) -> None:
+    def _end(self, end: End, final_prompt: tuple[int, ...], feedback: Feedback) -> None:
         episode = self.episode
         self._close(end, final_prompt, Outcome(feedback.success, episode.episode_return, episode.turns))
         if episode.transcript is not None:
@@ -219,7 +219,7 @@ class Slot:
             self.tally.transcripts.append(Transcript(self.index, episode.number, self.task, text))
         self.episode = Episode(episode.number)
 
-    def _close(self, end: Any, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
+    def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
         turns, self._turns = tuple(self._turns), []
         self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
 
@@ -311,7 +311,7 @@ class Collector:
         return asyncio.run(restore())
 
 
-async def _all(plays: Any) -> None:
+async def _all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run them together; the first error stops the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:

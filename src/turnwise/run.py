@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from turnwise import checkpoint
 from turnwise.config import Config, dump_config
 from turnwise.rollout import Transcript
+from turnwise.types import Segment
+
+_SEGMENTS = TypeAdapter(list[Segment])
 
 
 class Run:
@@ -22,31 +26,32 @@ class Run:
     """
 
     def __init__(self, config: Config, resume: bool):
+        """Checks that the folder can be used, and leaves it as it is."""
         self.folder = Path(config.run)
         self.checkpoints = self.folder / "checkpoints"
         self.metrics = self.folder / "metrics.jsonl"
-        text = dump_config(config)
-        known = self.folder / "config.yaml"
+        self._config = self.folder / "config.yaml"
         if resume:
-            if not known.is_file():
+            if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
-            changed = _differences(yaml.safe_load(known.read_text()), yaml.safe_load(text))
+            changed = _differences(yaml.safe_load(self._config.read_text()), yaml.safe_load(dump_config(config)))
             if changed:
                 raise ValueError(
                     f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); "
                     "give the same one, or another run=FOLDER"
                 )
-        elif known.exists():
+        elif checkpoint.newest(self.checkpoints) is not None:
             raise ValueError(f"{self.folder} holds a run already; go on with --resume, or choose another run=FOLDER")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "transcripts").mkdir(exist_ok=True)
-        if not resume:
-            packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
-            made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
-            (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
-            draft = self.folder / "config.yaml.draft"
-            draft.write_text(text)
-            draft.rename(known)  # whole or not at all
+
+    def begin(self, config: Config) -> None:
+        """Make the folder, and write down what was asked for and what it is made with."""
+        (self.folder / "transcripts").mkdir(parents=True, exist_ok=True)
+        packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
+        made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+        (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
+        draft = self.folder / "config.yaml.draft"
+        draft.write_text(dump_config(config))
+        draft.rename(self._config)  # whole or not at all
 
     def log(self, line: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as stream:
@@ -61,6 +66,16 @@ class Run:
     def write(self, transcript: Transcript) -> None:
         name = f"slot{transcript.slot:03}-episode{transcript.episode:05}-{transcript.task}.txt"
         (self.folder / "transcripts" / name).write_text(transcript.text)
+
+    def keep_warmup(self, number: int, segments: list[Segment]) -> None:
+        """A file a batch, so that a crash in a long warm-up loses one batch at most."""
+        folder = self.folder / "warmup"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:05}.json").write_bytes(_SEGMENTS.dump_json(segments))
+
+    def kept_warmup(self, batches: int) -> list[Segment]:
+        files = (self.folder / "warmup" / f"{number:05}.json" for number in range(batches))
+        return [segment for file in files for segment in _SEGMENTS.validate_json(file.read_bytes())]
 
     def save(self, name: str, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
         checkpoint.save(self.checkpoints, name, tensors, state)

@@ -3,15 +3,9 @@
 collect turns -> pack them into rows -> judge them -> credit them -> update -> publish -> record -> save.
 """
 
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from threading import Event
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from turnwise import checkpoint
 from turnwise.batch import pack
@@ -20,6 +14,7 @@ from turnwise.engines.local import LocalEngine
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
+from turnwise.progress import Clock, Progress, interruptible
 from turnwise.protocols import Advantage, Engine, Tracker
 from turnwise.render import Renderer
 from turnwise.rollout import Collector
@@ -29,22 +24,6 @@ from turnwise.trackers.tensorboard import TensorBoard
 from turnwise.types import Segment
 from turnwise.update import Optimizers, assign_credit, fit_critic, update
 from turnwise.view import View
-
-
-@dataclass
-class Progress:
-    """How far a run is; with the weights, the optimizers and the slots, all that a resumed run needs."""
-
-    step: int = 0  # batches trained on
-    collected: int = 0  # warm-up batches
-    fitted: int = 0  # warm-up iterations
-    warm: bool = False  # the warm-up is over
-    critic_loss: float | None = None  # in the newest warm-up iteration
-    kl_coefficient: float = 0.0
-    turns: int = 0  # played in all, in the environment
-    seconds: float = 0.0  # of work, over all sessions
-    lines: int = 0  # of metrics.jsonl
-    recent: dict[str, list[bool]] = field(default_factory=dict)
 
 
 def train(config: Config, resume: bool = False) -> bool:
@@ -65,6 +44,7 @@ class Training:
 
     def __init__(self, config: Config, resume: bool):
         self.config = config
+        self.run = Run(config, resume)
         self.progress = Progress(kl_coefficient=config.kl.reward)
         model, tokenizer = open_model(config.model)
         precision = arithmetic(config.model.precision, model.device)
@@ -81,10 +61,11 @@ class Training:
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
         self.recent = Recent(list(config.environment.tasks))
-        self.run = Run(config, resume)
+        if not resume:
+            self.run.begin(config)
         self.trackers = make_trackers(config, self.run)
         self.warmup_segments: list[Segment] = []
-        lost = self.restore() if resume else 0
+        lost = self.restore()
         self.engine.load(self.policy.actor.state_dict(), self.progress.step)
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if lost:
@@ -119,7 +100,8 @@ class Training:
             clock = Clock()
             segments = self.collector.collect(self.engine)
             clock.lap("collect")
-            self.keep_for_warmup(segments)
+            self.run.keep_warmup(progress.collected, segments)
+            self.warmup_segments += segments
             progress.collected += 1
             self.record(segments, {"warmup/collected": progress.collected}, clock)
             self.save()
@@ -178,13 +160,6 @@ class Training:
             turns = self.config.rollout.n_env * self.config.rollout.e_len
             self.progress.kl_coefficient *= 1 + error * turns / self.config.kl.horizon
 
-    def keep_for_warmup(self, segments: list[Segment]) -> None:
-        """A file a batch, so that a crash in a long warm-up loses one batch at most."""
-        folder = self.run.folder / "warmup"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{self.progress.collected:05}.json").write_bytes(TypeAdapter(list[Segment]).dump_json(segments))
-        self.warmup_segments += segments
-
     def save(self, final: bool = False) -> None:
         """Write a checkpoint, and at the end the trained policy as a Hugging Face folder."""
         progress = self.progress
@@ -202,7 +177,7 @@ class Training:
             self.tokenizer.save_pretrained(self.run.folder / "model")
 
     def restore(self) -> int:
-        """Go on from the newest checkpoint; a run that crashed before its first one begins anew.
+        """Go on from the newest checkpoint; a run without one begins anew.
 
         Returns how many slots could not be brought back to where they were.
         """
@@ -218,48 +193,9 @@ class Training:
             self.recent.restore(self.progress.recent)
             lost = self.collector.restore(state["slots"])
             if not self.progress.warm:
-                for number in range(self.progress.collected):
-                    text = (self.run.folder / "warmup" / f"{number:05}.json").read_bytes()
-                    self.warmup_segments += TypeAdapter(list[Segment]).validate_json(text)
+                self.warmup_segments = self.run.kept_warmup(self.progress.collected)
         self.run.forget_after(self.progress.lines)
         return lost
-
-
-class Clock:
-    """Seconds spent in each part of a step."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self._last
-        self._last = now
-
-    def total(self) -> float:
-        return sum(self.laps.values())
-
-
-@contextmanager
-def interruptible() -> Iterator[Event]:
-    """Ctrl-C asks the loop to stop after the step under way; a second one stops at once."""
-    stop = Event()
-
-    def ask(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    try:
-        before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not in the main thread, where no Ctrl-C arrives
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def make_trackers(config: Config, run: Run) -> list[Tracker]:

@@ -100,6 +100,9 @@ class Outcome:
     turns: int  # turns in the environment
 
 
+End = Literal["terminated", "truncated", "cut"]
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive turns of one environment slot inside one batch; the unit along which credit flows."""
@@ -108,6 +111,6 @@ class Segment:
     episode: int  # counts the episodes of its slot
     task: str
     turns: tuple[Turn, ...]
-    end: Literal["terminated", "truncated", "cut"]  # cut: only the batch ended
+    end: End  # cut: only the batch ended
     final_prompt_ids: tuple[int, ...]  # the next rendered prompt; empty where the task terminated
     outcome: Outcome | None  # None for a cut segment

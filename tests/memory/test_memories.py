@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from helpers import Scripted, make_tokenizer, play_config
@@ -49,7 +51,8 @@ def observed(message: str) -> tuple[str, int]:
 
 
 def prompts(renderer: Renderer, segments: list[Segment]) -> list[list[tuple[str, str]]]:
-    return [chat(renderer.tokenizer.decode(turn.prompt_ids)) for one in segments for turn in one.turns]
+    tokenizer: Any = renderer.tokenizer
+    return [chat(tokenizer.decode(turn.prompt_ids)) for one in segments for turn in one.turns]
 
 
 # -- window
@@ -58,7 +61,7 @@ def prompts(renderer: Renderer, segments: list[Segment]) -> list[list[tuple[str,
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 9])
 def test_a_window_shows_the_last_turns_with_their_reasoning_and_none_of_another_episode(renderer, turns):
     """Episodes of 5 turns in batches of 4, so that they go on across batches."""
-    segments, engine = play(renderer, {"use": "window", "turns": turns}, batches=4, e_len=4)
+    segments, _ = play(renderer, {"use": "window", "turns": turns}, batches=4, e_len=4)
     seen = prompts(renderer, segments)
     assert len(seen) == 16
     names = set()
@@ -148,10 +151,10 @@ def test_a_turn_that_was_understood_is_shown_as_it_was_said(renderer, memory, sa
 def test_full_only_appends(renderer):
     """Also after replies that the length limit cut."""
     replies = ["THINK: so\nACTION: add", "ACTION: wait\nand then...", "ACTION: add"]
-    segments, engine = play(renderer, {"use": "full"}, replies, batches=3, e_len=4, limit=7)
+    segments, _ = play(renderer, {"use": "full"}, replies, batches=3, e_len=4, limit=7)
     turns = [turn for segment in segments for turn in segment.turns]
     joined = 0
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         extended = (*before.prompt_ids, *before.generation.token_ids)
         same_episode = before.observation.instructions == after.observation.instructions
         assert (after.prompt_ids[: len(extended)] == extended) == same_episode
@@ -182,7 +185,7 @@ def noting(prompt: str, number: int) -> str:
 
 def test_a_note_is_asked_for_once_a_turn_from_the_second_on(renderer):
     """Two episodes of 3 turns, in batches of 2: what is asked counts for nothing in the size of a batch."""
-    segments, engine = play(renderer, {"use": "note"}, noting, batches=3, e_len=2, limit=3)
+    segments, _ = play(renderer, {"use": "note"}, noting, batches=3, e_len=2, limit=3)
     turns = [turn for segment in segments for turn in segment.turns]
     assert [turn.of_memory for turn in turns] == [False, True, False, True, False] * 2
     assert [turn.text for turn in turns if turn.of_memory] == ["note 1", "note 3", "note 6", "note 8"]

@@ -1,0 +1,61 @@
+"""How far a run is, how long its parts take, and how a user stops it."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event
+
+
+@dataclass
+class Progress:
+    """How far a run is; with the weights, the optimizers and the slots, all that a resumed run needs."""
+
+    step: int = 0  # batches trained on
+    collected: int = 0  # warm-up batches
+    fitted: int = 0  # warm-up iterations
+    warm: bool = False  # the warm-up is over
+    critic_loss: float | None = None  # in the newest warm-up iteration
+    kl_coefficient: float = 0.0
+    turns: int = 0  # played in all, in the environment
+    seconds: float = 0.0  # of work, over all sessions
+    lines: int = 0  # of metrics.jsonl
+    recent: dict[str, list[bool]] = field(default_factory=dict)
+
+
+class Clock:
+    """Seconds spent in each part of a step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        return sum(self.laps.values())
+
+
+@contextmanager
+def interruptible() -> Iterator[Event]:
+    """Ctrl-C asks the loop to stop after the step under way; a second one stops at once."""
+    stop = Event()
+
+    def ask(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    try:
+        before = signal.signal(signal.SIGINT, ask)
+    except ValueError:  # not in the main thread, where no Ctrl-C arrives
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
