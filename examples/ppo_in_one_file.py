@@ -43,8 +43,8 @@ CLIP, DUAL_CLIP, VALUE_CLIP = 0.2, 3.0, 0.5
 FIRST_TOKEN_WEIGHT = 3.0  # in the critic's loss: from this value the turn before bootstraps
 ENTROPY_BONUS = 1e-3
 EPOCHS, MINIBATCH = 1, 64  # passes over a batch, and turns in an optimizer step
-ACTOR_LR, CRITIC_LR, WEIGHT_DECAY, MAX_GRADIENT = 1.5e-4, 1e-3, 0.01, 1.0
-WARMUP_BATCHES, WARMUP_ITERATIONS, WARMUP_SHARE = 6, 5, 0.1  # the critic's lessons before the actor moves
+ACTOR_LR, CRITIC_LR, WEIGHT_DECAY, MAX_GRADIENT = 3e-4, 1e-3, 0.01, 1.0
+WARMUP_BATCHES, WARMUP_ITERATIONS, WARMUP_SHARE = 6, 4, 0.5  # the critic's lessons before the actor moves
 
 
 # ---- play

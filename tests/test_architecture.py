@@ -21,7 +21,7 @@ FILES = {
 ORDER = [
     *("types", "seeds", "protocols", "parse", "memory", "config", "envs", "render", "rollout"),
     *("batch", "policy", "loss", "advantages", "update"),
-    *("engines", "models", "checkpoint", "metrics", "run", "view", "trackers"),
+    *("engines", "models", "checkpoint", "metrics", "progress", "run", "view", "trackers"),
     *("evaluate", "probe", "train", "cli", "__main__"),
 ]
 TORCH_FREE = [

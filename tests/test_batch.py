@@ -199,7 +199,7 @@ def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler):
     lines = 0
     for micro in batch.micros(torch.tensor(chosen), max_tokens, finals):
         height, width = micro.tokens.shape
-        assert height * width <= max_tokens or height == 1
+        assert width % 16 == 0 and (height * width <= max_tokens or height == 1)
         lines += height
         read += micro.index.tolist()
         bootstrapped += micro.segments.tolist()
@@ -214,8 +214,8 @@ def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler):
         for line, column, number in zip(*(x.tolist() for x in micro.ends), micro.segments.tolist(), strict=True):
             assert micro.tokens[line, : column + 1].tolist() == list(batch.segments[number].final_prompt_ids)
             needed[line] = max(needed[line], column + 1)
-        # No column is read for nothing, and rows of like length stand together.
-        assert max(needed) == width
+        # Hardly a column is read for nothing, and rows of like length stand together.
+        assert width - 16 < max(needed) <= width
         assert needed == sorted(needed, reverse=True)
     assert lines == len(chosen)
     assert sorted(read) == [n for n, row in enumerate(of_row.tolist()) if row in chosen]
@@ -226,17 +226,17 @@ def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler):
 def test_a_row_longer_than_the_limit_goes_alone():
     lengths = [3, 50, 4, 3]
     segments = [segment(turn(range(100 * k, 100 * k + n), [100 * k + 99])) for k, n in enumerate(lengths, start=1)]
-    shapes = [tuple(m.tokens.shape) for m in pack(segments).micros(torch.arange(4), max_tokens=9, finals=False)]
-    assert shapes == [(1, 50), (2, 4), (1, 3)]
+    shapes = [tuple(m.tokens.shape) for m in pack(segments).micros(torch.arange(4), max_tokens=40, finals=False)]
+    assert shapes == [(1, 64), (2, 16), (1, 16)]
 
 
 def test_without_finals_nothing_after_the_last_reply_is_read():
     batch = pack([segment(turn([1, 2], [3, 4]), end="cut", final=[1, 2, 3, 4, 5, 6])])
     (short,) = batch.micros(torch.tensor([0]), 100, finals=False)
-    assert short.tokens.tolist() == [[1, 2, 3]]
+    assert short.tokens.tolist() == [[1, 2, 3] + [0] * 13]
     assert len(short.segments) == 0
     (full,) = batch.micros(torch.tensor([0]), 100, finals=True)
-    assert full.tokens.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert full.tokens.tolist() == [[1, 2, 3, 4, 5, 6] + [0] * 10]
     assert full.segments.tolist() == [0]
     assert [x.tolist() for x in full.ends] == [[0], [5]]
 
@@ -244,7 +244,6 @@ def test_without_finals_nothing_after_the_last_reply_is_read():
 def test_padding_is_on_the_right():
     batch = pack([segment(turn([1, 2, 3, 4], [5])), segment(turn([6], [7]))])
     (micro,) = batch.micros(torch.arange(2), 100, finals=False)
-    assert micro.tokens[0].tolist() == [1, 2, 3, 4]
-    assert micro.tokens[1, :2].tolist() == [6, 7]
-    assert micro.tokens[1, 2:].tolist() == [0, 0]
+    assert micro.tokens[0].tolist() == [1, 2, 3, 4] + [0] * 12
+    assert micro.tokens[1].tolist() == [6] + [0] * 15
     assert [x.tolist() for x in micro.before] == [[0, 1], [3, 0]]

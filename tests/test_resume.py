@@ -2,15 +2,16 @@
 
 import json
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from test_cli import recipe, start  # noqa: F401  (a fixture)
+from test_cli import recipe, start, wait_for_lines  # noqa: F401  (a fixture)
 
-STEPS = 8
+STEPS = 16  # after 4 lines of warm-up
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
@@ -25,29 +26,36 @@ def finish(*arguments: str | Path) -> None:
     assert process.returncode == 0, out
 
 
+def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path) -> None:
+    """Start a run, and kill it some time after it wrote so many lines; it must not be done by then."""
+    process = start(*arguments)
+    wait_for_lines(metrics, lines)
+    time.sleep(delay_s)
+    process.kill()
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("memory", ["window", "note"])
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(recipe: Path, memory: str, tmp_path: Path) -> None:  # noqa: F811
     common = [f"steps={STEPS}", f"memory.use={memory}", "rollout.n_env=3", "rollout.e_len=4", "update.minibatch=6"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    before = time.monotonic()
     finish("train", recipe, *common, f"run={whole}")
-    duration = time.monotonic() - before
     luck = random.Random(memory)
-    kills = 0
-    while kills < 5:
-        process = start(
-            "train", recipe, *common, f"run={killed}", *(["--resume"] if (killed / "config.yaml").exists() else [])
+    for number, lines in enumerate(sorted(luck.sample(range(STEPS), 5))):
+        resume = ["--resume"] if number else []
+        # Nothing is written before the first line but the folder itself: wait for that line at least.
+        kill_after(
+            killed / "metrics.jsonl",
+            max(1, lines),
+            luck.uniform(0, 0.2),
+            "train",
+            recipe,
+            *common,
+            f"run={killed}",
+            *resume,
         )
-        try:
-            process.wait(timeout=luck.uniform(0.45, 1.0) * duration)
-            break  # it was faster than its killer, and is done
-        except Exception:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert kills >= 3
-    if process.returncode != 0:
-        finish("train", recipe, *common, f"run={killed}", "--resume")
+    finish("train", recipe, *common, f"run={killed}", "--resume")
     assert figures(killed) == figures(whole)
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, killed))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)

@@ -585,6 +585,17 @@ def test_slots_that_have_not_begun_are_restored_too(renderer):
     assert restored.collect(engine) == fresh.collect(engine)
 
 
+@pytest.mark.parametrize(
+    ("memory", "kept"), [({"use": "window", "turns": 0}, 0), ({"use": "window", "turns": 2}, 2), ({"use": "note"}, 2)]
+)
+def test_turns_that_the_memory_does_not_read_are_not_kept(renderer, memory, kept):
+    """So what is saved of a long episode stays small; of a note, the newest question is kept beside the turn."""
+    collector = Collector(play_config(memory=memory, rollout={"e_len": 8}), renderer)
+    collector.collect(Scripted(renderer))
+    assert [len(slot["past"]) for slot in collector.state()] == [kept, kept]
+    assert [len(slot["actions"]) for slot in collector.state()] == [8, 8]
+
+
 # -- prompts that are too long
 
 

@@ -76,7 +76,7 @@ class Batch:
         while start < len(order):
             width = -(-int(reach[order[start]]) // _WIDTH) * _WIDTH
             stop = min(start + max(1, max_tokens // width), len(order))
-            yield self._micro(order[start:stop], width, finals)
+            yield self._micro(order[start:stop], width, reach, finals)
             start = stop
 
     def _reach(self, finals: bool) -> Tensor:
@@ -91,14 +91,14 @@ class Batch:
             reach[ended] = self.row_lengths[ended]
         return reach
 
-    def _micro(self, rows: list[int], width: int, finals: bool) -> Micro:
+    def _micro(self, rows: list[int], width: int, reach: Tensor, finals: bool) -> Micro:
         offsets = torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row
         tokens = torch.zeros((len(rows), width), dtype=torch.long)
         index, line, column, targets = [], [], [], []
         for number, row in enumerate(rows):
             start, length = int(self.row_starts[row]), int(self.row_lengths[row])
             ids, chosen = self.tokens[start : start + length], self.sampled[start : start + length]
-            tokens[number, : min(length, width)] = ids[:width]
+            tokens[number, : reach[row]] = ids[: reach[row]]
             columns = chosen.nonzero()[:, 0]
             index.append(int(offsets[row]) + torch.arange(len(columns)))
             line.append(torch.full_like(columns, number))

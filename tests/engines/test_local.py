@@ -300,7 +300,10 @@ def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable
         first = [asyncio.create_task(engine.generate(*one)) for one in requests[:5]]
         for _ in range(gap):
             await asyncio.sleep(0)
-        return await asyncio.gather(*first, *(engine.generate(*one) for one in requests[5:]), return_exceptions=True)
+        async with asyncio.timeout(20):  # nobody may wait forever
+            return await asyncio.gather(
+                *first, *(engine.generate(*one) for one in requests[5:]), return_exceptions=True
+            )
 
     hook = engine.model.lm_head.register_forward_hook(fail)
     answers = asyncio.run(ask())
@@ -311,6 +314,40 @@ def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable
             assert_same(answer, generation)
     for one, other in zip(together(engine, requests), expected, strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    "part", ["lm_head", pytest.param("model", marks=pytest.mark.xfail(strict=True, reason="they are on no list then"))]
+)
+def test_no_caller_waits_for_ever_wherever_the_model_fails(tiny, part):
+    """In the trunk or in the head, at any call, whoever has come by then."""
+    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+    requests = requests_of(6, longest=6)
+
+    async def late(gap: int, request: Any) -> Generation:
+        for _ in range(gap):
+            await asyncio.sleep(0)
+        return await engine.generate(*request)
+
+    async def ask(gap: int) -> list[Any]:
+        async with asyncio.timeout(3):
+            return await asyncio.gather(
+                *(late(gap * (n % 3), request) for n, request in enumerate(requests)), return_exceptions=True
+            )
+
+    for call in range(1, 7):
+        for gap in range(5):
+            calls = count(1)
+
+            def fail(*_: object, calls: Any = calls, call: int = call) -> None:
+                if next(calls) == call:
+                    raise RuntimeError("out of memory")
+
+            hook = engine.model.get_submodule(part).register_forward_hook(fail)
+            answers = asyncio.run(ask(gap))
+            hook.remove()
+            assert any(isinstance(answer, RuntimeError) for answer in answers)
+            assert all(isinstance(answer, RuntimeError | Generation) for answer in answers)
 
 
 def test_after_a_failure_the_same_loop_may_go_on(engine):
@@ -331,7 +368,7 @@ def test_after_a_failure_the_same_loop_may_go_on(engine):
     hook.remove()
 
 
-# -- drawing one token
+# -- drawing
 
 LOGITS = torch.tensor([0.3, 2.0, -1.0, 1.2, float("-inf"), 0.0, 1.9, -2.5])
 
@@ -362,6 +399,33 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(temperature, top_k,
     assert counts[~kept].sum() == 0
     chi_square = (((counts - total * expected)[kept]) ** 2 / (total * expected)[kept]).sum()
     assert chi_square < 30  # with at most 6 degrees of freedom, one in 25,000 is larger
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [0, 1, 2, 5, 8, 20])
+def test_each_token_is_drawn_by_the_luck_in_its_part_of_the_distribution(temperature, top_k):
+    for top_p in (*(percent / 100 for percent in range(2, 100, 7)), 1.0):
+        one = Sampling(1, temperature, top_p, top_k)
+        expected = exact(temperature, top_k, top_p)
+        kept = expected.nonzero()[:, 0]
+        above = expected.cumsum(-1)[kept]
+        edges = torch.cat([above - expected[kept] + 1e-6, above - 1e-6])
+        tokens, _ = sample(LOGITS.expand(len(edges), -1), [one] * len(edges), edges)
+        assert tokens.tolist() == kept.tolist() * 2
+
+
+def test_every_token_of_a_reply_has_luck_of_its_own(tiny):
+    model = tiny[0]
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # all tokens are equally likely
+    engine = LocalEngine(model, frozenset(), nullcontext())
+    replies = together(engine, [(PROMPTS[0], Sampling(150, seed=seed)) for seed in range(4)])
+    drawn = torch.tensor([one.token_ids for one in replies])
+    assert all(len(set(row)) > 80 for row in drawn.tolist())
+    thirds = torch.bincount(drawn.flatten() // 87, minlength=3)
+    assert thirds.sum() == 600
+    assert (thirds - 200).abs().max() < 45  # four standard deviations
+    assert (drawn[0] == drawn[1]).sum() < 10
 
 
 def test_every_row_is_drawn_by_its_own_settings():
