@@ -109,13 +109,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     config = _config(recipe or arguments.player, overrides)
 
     from rich.console import Console
+    from rich.progress import Progress
 
     from turnwise.evaluate import evaluate_expert, evaluate_model, evaluate_random, open_player, results_table
 
     console = Console()
     engine, renderer = open_player(config, Path(arguments.player) if is_run else None)
-    with console.status("playing"):
-        players = {arguments.player: evaluate_model(config, engine, renderer), "random": evaluate_random(config)}
+    total = config.evaluation.episodes * len(config.environment.tasks)
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+        bar = progress.add_task("episodes", total=total)
+        players = {arguments.player: evaluate_model(config, engine, renderer, lambda: progress.advance(bar))}
+        progress.update(bar, description="random and expert", total=None)
+        players["random"] = evaluate_random(config)
         expert = evaluate_expert(config)
     if expert is not None:
         players["expert"] = expert

@@ -234,7 +234,7 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
         if not equals:
             raise ValueError(f"{override!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
         _assign(tree, key, _scalar(override, text))
-    tree.setdefault("run", "") or tree.update(run=f"runs/{path.stem}")
+    tree["run"] = tree.get("run") or f"runs/{path.stem}"
     return parse_config(tree)
 
 

@@ -69,8 +69,10 @@ def eval_seed(task: str, episode: int) -> int:
     return episode_seed("eval", task, episode)
 
 
-def evaluate_model(config: Config, engine: Engine, renderer: Renderer) -> list[Result]:
-    """Play `evaluation.episodes` held-out episodes of each task by the model."""
+def evaluate_model(
+    config: Config, engine: Engine, renderer: Renderer, finished: Callable[[], object] = lambda: None
+) -> list[Result]:
+    """Play `evaluation.episodes` held-out episodes of each task by the model; `finished` hears of each one."""
     evaluation = config.evaluation
     rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature, "top_p": 1.0, "top_k": 0})
     config = config.model_copy(update={"rollout": rollout})
@@ -84,8 +86,12 @@ def evaluate_model(config: Config, engine: Engine, renderer: Renderer) -> list[R
 
     async def play(slot: Slot) -> None:
         quota = len(range(slot.index, evaluation.episodes, lanes))
-        while len(slot.segments) < quota:
+        done = 0
+        while done < quota:
             await slot.turn(engine)
+            if len(slot.segments) > done:
+                done += 1
+                finished()
 
     async def play_all() -> None:
         async with asyncio.TaskGroup() as group:
