@@ -217,7 +217,6 @@ def test_an_episode_that_fails_is_replaced_and_counted(renderer):
     assert result.mean_turns == 3
 
 
-@pytest.mark.xfail(strict=True, reason="only the model's episodes are replaced")
 @pytest.mark.parametrize("play", [evaluate_random, evaluate_expert])
 def test_the_other_players_outlive_a_failure_too(play):
     Flaky.made = -1  # one more is made first, to see what it has
@@ -232,7 +231,6 @@ class Hopeless(Seeing):
         raise RuntimeError("the network is down")
 
 
-@pytest.mark.xfail(strict=True, raises=ExceptionGroup, reason="an error of a slot comes out as a group of errors")
 def test_an_environment_that_keeps_failing_is_a_mistake_of_one_sentence(renderer):
     config = seeing()
     config.environment.id = f"{__name__}:Hopeless"
@@ -266,7 +264,6 @@ def test_players_without_text_pay_no_penalty_and_are_paid_as_the_recipe_says():
         assert (experts[0].successes, experts[0].mean_return, experts[0].mean_turns) == (200, paid, 1.0)
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="nothing can be drawn from an empty list")
 def test_without_a_list_of_actions_there_is_no_random_player():
     assert evaluate_random(play_config("helpers:AnyCounter")) is None
 

@@ -144,7 +144,6 @@ def test_an_end_of_text_that_is_not_the_end_of_a_turn_is_kept_before_it():
     assert prompt[prompt.index(70) :][:3] == (70, text, turn)
 
 
-@pytest.mark.xfail(strict=True, reason="only tokens with a name of their own (eos, pad, ...) are known as special")
 def test_the_end_of_a_turn_need_not_be_a_named_special_token():
     """As in Phi-3, whose <|end|> is special, but neither the end of text nor listed among the extra tokens."""
     tokenizer = make_tokenizer(CHATML, "<|endoftext|>")
@@ -155,7 +154,6 @@ def test_the_end_of_a_turn_need_not_be_a_named_special_token():
     assert prompt[prompt.index(70) :].count(turn) == 2  # of the reply and of the question after it
 
 
-@pytest.mark.xfail(strict=True, reason="white space before the end token hides it")
 def test_white_space_before_the_end_of_a_turn_does_not_double_the_end():
     """As in Llama 2, whose template sets a space on either side of a reply."""
     template = BRACKETS.replace("{{ message.content | trim }}</s>", "{{ ' ' + message.content | trim + ' </s>' }}")
@@ -165,7 +163,6 @@ def test_white_space_before_the_end_of_a_turn_does_not_double_the_end():
     assert prompt.count(end) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the text of a user can look like the place of a reply")
 def test_no_text_is_taken_for_a_reply():
     tokenizer, renderer = TOKENIZERS["chatml"], RENDERERS["chatml"]
     prompt = renderer.prompt([user("\ue0000\ue001"), said([70, tokenizer.eos_token_id]), user("b")])
@@ -212,7 +209,6 @@ def test_a_template_that_drops_past_replies_is_refused_where_one_is_shown():
         renderer.prompt([user("a"), said([70]), user("b")])
 
 
-@pytest.mark.xfail(strict=True, reason="the end of a turn is looked for in a reply, though none is ever shown")
 def test_a_template_that_shows_no_reply_at_all_serves_a_memory_that_shows_none():
     asked = "(messages | selectattr('role', 'equalto', 'user') | list | last).content"
     template = f"### Instruction:\n{{{{ {asked} }}}}\n### Response:"
@@ -300,7 +296,6 @@ def test_a_token_astride_the_place_counts():
     assert [MERGING.tokens_from(ids, start) for start in (0, 1, 2, 8, 9, 10, 12)] == [3, 2, 2, 2, 1, 1, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="with byte fallback a text can become shorter by a token")
 def test_tokens_from_where_a_character_is_shorter_than_its_bytes():
     """As in Llama 2 and Gemma: of "€" as three bytes, the first two read as two replacement characters."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "x", "y", "</s>"]

@@ -445,7 +445,6 @@ def test_failures_with_turns_between_them_do_not_end_the_run(renderer):
     assert (collector.tally.failures, collector.tally.dropped_turns) == (5, 5)
 
 
-@pytest.mark.xfail(strict=True, reason="one turn that is dropped later makes the count of failures begin anew")
 def test_an_environment_that_never_lives_through_a_batch_ends_the_run(renderer):
     """It plays one turn and fails, again and again: no batch would ever be full."""
 
@@ -465,7 +464,6 @@ class Translating(Broken):
         return "wait" if said == f"wait at {self.steps}" else None
 
 
-@pytest.mark.xfail(strict=True, reason="the parser goes on asking the environment that failed")
 def test_near_misses_are_translated_by_the_environment_that_is_played(renderer):
     config = broken("raise", 2, e_len=3)
     config.environment.id = f"{__name__}:Translating"
@@ -497,7 +495,6 @@ class Heavy(Scripted):
         return await super().generate(prompt_ids, sampling)
 
 
-@pytest.mark.xfail(strict=True, reason="the time that the model takes is counted as the environment's")
 def test_a_slow_model_does_not_make_an_environment_late(renderer):
     """Slot 0 asks the model again while the environment of slot 1 is still busy."""
     environment = {"workers": "thread", "timeout_s": 0.3, "tasks": {"quick": {}, "slow": {"pause": 0.05}}}
@@ -647,8 +644,8 @@ def test_nothing_is_counted_where_nothing_was_shortened(renderer):
 @pytest.mark.parametrize(
     "limit",
     [
-        pytest.param(6, marks=pytest.mark.xfail(strict=True, reason="the final prompt is counted, too")),
-        pytest.param(50, marks=pytest.mark.xfail(strict=True, reason="the next prompt is counted in both batches")),
+        6,
+        50,
     ],
 )
 def test_turns_whose_prompt_was_shortened_are_counted(renderer, limit):
@@ -766,7 +763,6 @@ def test_an_environment_that_does_not_fit_is_a_mistake(renderer, environment, me
         Collector(play_config(f"{__name__}:Lamp", environment=environment), renderer)
 
 
-@pytest.mark.xfail(strict=True, reason="the message says `module:id`, but only `module:Class` is understood")
 def test_a_registered_environment_may_name_the_module_that_registers_it(renderer, lamp):
     environment = {"actions": ["turn off", "turn on"], "reward": "native"}
     (segments,) = play(renderer, say("turn on"), env=f"{__name__}:{lamp}", environment=environment)
@@ -783,7 +779,6 @@ class Spaceless(gymnasium.Env[str, str]):
         return f"You said {action}.", 1.0, True, False, {}
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="its action_space is looked at")
 def test_an_environment_of_texts_needs_no_space_of_actions(renderer):
     (segments,) = play(renderer, say("hello"), env=f"{__name__}:Spaceless", environment={"reward": "native"})
     assert [turn.action.text for one in segments for turn in one.turns if turn.action] == ["hello"] * 6
@@ -795,7 +790,6 @@ class Enumerated(Lamp):
     actions = (0, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="an attribute of that name is taken for the names of the actions")
 def test_names_in_the_configuration_stand_for_actions_that_are_no_text(renderer):
     environment = {"actions": ["turn off", "turn on"], "reward": "native"}
     (segments,) = play(

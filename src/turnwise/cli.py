@@ -120,10 +120,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         bar = progress.add_task("episodes", total=total)
         players = {arguments.player: evaluate_model(config, engine, renderer, lambda: progress.advance(bar))}
         progress.update(bar, description="random and expert", total=None)
-        players["random"] = evaluate_random(config)
-        expert = evaluate_expert(config)
-    if expert is not None:
-        players["expert"] = expert
+        for name, play in (("random", evaluate_random), ("expert", evaluate_expert)):
+            if (results := play(config)) is not None:
+                players[name] = results
     console.print(results_table(players, config))
     rows = [{"player": player, **asdict(one), "interval": one.interval} for player, r in players.items() for one in r]
     record = {"evaluation": config.evaluation.model_dump(), "results": rows}

@@ -92,7 +92,7 @@ class EnvironmentConfig(_Strict):
     invalid_penalty: float = Field(default=0.1, ge=0)  # subtracted from the reward of an invalid turn
     workers: Literal["thread", "inline"] = "thread"  # inline: in the collector's own thread; bit-reproducible
     timeout_s: float = Field(default=60.0, gt=0)  # of one call, in a thread
-    max_failures: PositiveInt = 3  # failures of one slot in a row, without a turn between them, that end the run
+    max_failures: PositiveInt = 3  # failures of one slot, with no turns kept between them, that end the run
 
     @model_validator(mode="after")
     def _default_tasks(self) -> EnvironmentConfig:

@@ -13,12 +13,12 @@ from rich.table import Table
 from turnwise import checkpoint
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
-from turnwise.envs.host import Host
+from turnwise.envs.host import EnvironmentFailure, Host
 from turnwise.metrics import wilson
 from turnwise.models import arithmetic, open_model
 from turnwise.protocols import Engine
 from turnwise.render import Renderer
-from turnwise.rollout import Slot
+from turnwise.rollout import Slot, play_all
 from turnwise.seeds import derive, episode_seed
 
 
@@ -93,12 +93,7 @@ def evaluate_model(
                 done += 1
                 finished()
 
-    async def play_all() -> None:
-        async with asyncio.TaskGroup() as group:
-            for slot in slots:
-                group.create_task(play(slot))
-
-    asyncio.run(play_all())
+    asyncio.run(play_all(play(slot) for slot in slots))
     return [_result(task, [slot for slot in slots if slot.task == task]) for task in tasks]
 
 
@@ -127,14 +122,17 @@ def _count(verdicts: Sequence[bool | None]) -> int | None:
     return sum(bool(verdict) for verdict in verdicts) if any(verdict is not None for verdict in verdicts) else None
 
 
-def evaluate_random(config: Config) -> list[Result]:
-    """Play the same episodes by uniformly random legal actions."""
+def evaluate_random(config: Config) -> list[Result] | None:
+    """Play the same episodes by uniformly random legal actions; None where they are not listed."""
 
     def chooser(host: Host, seed: int) -> Callable[[], str]:
         luck = random.Random(derive("random player", seed))
         return lambda: luck.choice(host.actions)
 
-    return [_play(config, task, chooser) for task in config.environment.tasks]
+    tasks = list(config.environment.tasks)
+    if not Host(config.environment, tasks[0], "").actions:
+        return None
+    return [_play(config, task, chooser) for task in tasks]
 
 
 def evaluate_expert(config: Config) -> list[Result] | None:
@@ -150,25 +148,35 @@ def evaluate_expert(config: Config) -> list[Result] | None:
 
 
 def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[], str]]) -> Result:
-    async def play() -> list[tuple[bool | None, float, int]]:
+    async def play() -> tuple[list[tuple[bool | None, float, int]], int]:
         environment = config.environment.model_copy(update={"workers": "inline"})
         host = Host(environment, task, "")
-        outcomes = []
-        for episode in range(config.evaluation.episodes):
-            seed = eval_seed(task, episode)
-            await host.reset(seed)
-            choose = chooser(host, seed)
-            total, turns, feedback = 0.0, 0, None
-            while feedback is None or not (feedback.terminated or feedback.truncated):
-                feedback = await host.step(choose())
-                total, turns = total + feedback.reward, turns + 1
-            outcomes.append((feedback.success, total, turns))
-        return outcomes
+        outcomes, episode, failed = [], 0, 0  # failures in a row
+        while len(outcomes) < config.evaluation.episodes:
+            try:
+                outcomes.append(await play_one(host, eval_seed(task, episode)))
+                failed = 0
+            except EnvironmentFailure as failure:  # as with the model, another episode takes its place
+                failed += 1
+                if failed >= environment.max_failures:
+                    raise ValueError(f"{failure} ({failed} times in a row; see environment.max_failures)") from failure
+                host.renew()
+            episode += 1
+        return outcomes, episode - len(outcomes)
 
-    outcomes = asyncio.run(play())
+    async def play_one(host: Host, seed: int) -> tuple[bool | None, float, int]:
+        await host.reset(seed)
+        choose = chooser(host, seed)
+        total, turns, feedback = 0.0, 0, None
+        while feedback is None or not (feedback.terminated or feedback.truncated):
+            feedback = await host.step(choose())
+            total, turns = total + feedback.reward, turns + 1
+        return feedback.success, total, turns
+
+    outcomes, failures = asyncio.run(play())
     verdicts, returns, turns = zip(*outcomes, strict=True)
-    count = len(outcomes)
-    return Result(task, _count(verdicts), count, sum(returns) / count, sum(turns) / count)
+    episodes = len(outcomes)
+    return Result(task, _count(verdicts), episodes, sum(returns) / episodes, sum(turns) / episodes, failures=failures)
 
 
 def results_table(players: Mapping[str, Sequence[Result]], config: Config) -> Table:

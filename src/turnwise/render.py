@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.types import Message
 
 # Private-use characters: no template strips them, and no tokeniser's chat markup contains them.
-_HOLE = "\ue000{}\ue001"
+_PRIVATE = range(0xE000, 0xF900)
 
 
 class Renderer:
@@ -30,7 +30,7 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self._encode = lru_cache(maxsize=4096)(self._tokenise)
-        self._turn_end = self._find_turn_end()
+        self._turn_end, self._turn_end_id = self._find_turn_end()
         ends = (tokenizer.eos_token_id, self._turn_end_id)
         self.stop_ids = frozenset(token for token in ends if isinstance(token, int))
 
@@ -54,23 +54,16 @@ class Renderer:
 
     def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
         """How many of the last tokens spell the text from character `start` on (a token astride counts)."""
-        low, high = 0, len(token_ids)
-        while low < high:  # the longest prefix of tokens that ends at or before `start`
-            middle = (low + high + 1) // 2
-            if len(self.text(token_ids[:middle])) <= start:
-                low = middle
-            else:
-                high = middle - 1
-        return len(token_ids) - low
-
-    @property
-    def _turn_end_id(self) -> int | None:
-        """The special token with which a reply ends, where the template has one."""
-        ids = self._encode(self._turn_end)
-        return ids[0] if len(ids) == 1 else None
+        # From the end, since a text can become shorter by a token: a character spelt byte by byte reads as several.
+        known = len(token_ids)
+        while known and len(self.text(token_ids[:known])) > start:
+            known -= 1
+        return len(token_ids) - known
 
     def _pieces(self, messages: Sequence[Message], generate: bool) -> list[str]:
-        holes = (_HOLE.format(number) for number in range(len(messages)))
+        shown = "".join(message["content"] for message in messages)
+        mark = next(letter for letter in map(chr, _PRIVATE) if letter not in shown)  # so no text looks like a hole
+        holes = (f"{mark}{number}{mark}" for number in range(len(messages)))
         plain = [
             {"role": message["role"], "content": next(holes) if "token_ids" in message else message["content"]}
             for message in messages
@@ -79,7 +72,7 @@ class Renderer:
         assert isinstance(text, str)
         pieces = []
         for number in range(sum("token_ids" in message for message in messages)):
-            piece, found, text = text.partition(_HOLE.format(number))
+            piece, found, text = text.partition(f"{mark}{number}{mark}")
             if not found:
                 raise ValueError(
                     f"model: the chat template of {self.tokenizer.name_or_path!r} drops or changes past replies, "
@@ -88,12 +81,20 @@ class Renderer:
             pieces.append(piece)
         return [*pieces, text]
 
-    def _find_turn_end(self) -> str:
-        """The template's text right after a reply, as far as the first special token reaches."""
+    def _find_turn_end(self) -> tuple[str, int | None]:
+        """The special token with which a reply ends, where the template has one, and the text as far as it reaches."""
         ask: Message = {"role": "user", "content": "?"}
-        after = self._pieces([ask, {"role": "assistant", "content": "", "token_ids": ()}], generate=False)[-1]
-        special = [token for token in self.tokenizer.all_special_tokens if token and after.startswith(token)]
-        return max(special, key=len, default="")
+        try:
+            after = self._pieces([ask, {"role": "assistant", "content": "", "token_ids": ()}], generate=False)[-1]
+        except ValueError:  # a template that shows no replies serves a memory that shows none
+            return "", None
+        bare = after.lstrip()
+        added = self.tokenizer.added_tokens_decoder  # those without a name of their own are special too
+        ends = [number for number, token in added.items() if token.special and bare.startswith(token.content)]
+        if not ends:
+            return "", None
+        longest = max(ends, key=lambda number: len(added[number].content))
+        return after[: len(after) - len(bare)] + added[longest].content, longest
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()

@@ -86,7 +86,7 @@ class Slot:
         cue = config.parser.make("parser").cue
         self.host = Host(config.environment, self.task, cue)
         self.parser: ActionParser = config.parser.make(
-            "parser", actions=self.host.actions, default=self.host.default_action, translate=self.host.translate
+            "parser", actions=self.host.actions, default=self.host.default_action, translate=self._translate
         )
         self.renderer = renderer
         self.episode = Episode()
@@ -95,7 +95,8 @@ class Slot:
         self._seed = seed
         self._transcripts = transcripts
         self._turns: list[Turn] = []  # of the open segment
-        self._failures = 0  # in a row
+        self._shortened = False  # the newest prompt left out older turns
+        self._failures = 0  # since turns were last kept
 
     @property
     def collected(self) -> int:
@@ -110,7 +111,6 @@ class Slot:
         """Play one turn; an environment that fails takes its episode's turns with it."""
         try:
             await self._turn(engine)
-            self._failures = 0
         except EnvironmentFailure as failure:
             self._drop(failure)
 
@@ -133,6 +133,7 @@ class Slot:
             return turn.text
 
         prompt = await self._prompt(ask)
+        self.tally.shortened_prompts += self._shortened
         generation = await engine.generate(prompt, self._sampling())
         text = self.renderer.text(generation.token_ids)
         action = self.parser.parse(text)
@@ -151,6 +152,10 @@ class Slot:
             self._end("terminated", (), feedback)
         elif feedback.truncated:
             self._end("truncated", await self._next_prompt(), feedback)
+
+    def _translate(self, said: str) -> str | None:
+        """By the environment in use, which a failure replaces."""
+        return self.host.translate(said) if self.host.translate else None
 
     async def _begin(self) -> None:
         number = self.episode.number + 1
@@ -175,7 +180,7 @@ class Slot:
             messages = await self.memory.prompt(past, self.episode.turns, observation, ask)
             prompt = self.renderer.prompt(messages)
             if len(prompt) <= limit:
-                self.tally.shortened_prompts += len(past) < len(self.episode.past)
+                self._shortened = len(past) < len(self.episode.past)
                 return prompt
             if not past:
                 raise ValueError(
@@ -221,13 +226,14 @@ class Slot:
 
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
         turns, self._turns = tuple(self._turns), []
+        self._failures = 0
         self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
 
     def _drop(self, failure: EnvironmentFailure) -> None:
         self._failures += 1
         if self._failures >= self.config.environment.max_failures:
             raise ValueError(
-                f"{failure} ({self._failures} times in a row without a turn; see environment.max_failures)"
+                f"{failure} ({self._failures} times in a row, and no turns to keep; see environment.max_failures)"
             ) from failure
         self.tally.failures += 1
         self.tally.dropped_turns += len(self._turns)
@@ -292,10 +298,10 @@ class Collector:
             slot.tally = self.tally
         turns = self.config.rollout.e_len
         if self.config.rollout.mode == "async":
-            await _all(slot.play(engine, turns) for slot in self.slots)
+            await play_all(slot.play(engine, turns) for slot in self.slots)
         else:
             while short := [slot for slot in self.slots if slot.collected < turns]:
-                await _all(slot.turn(engine) for slot in short)
+                await play_all(slot.turn(engine) for slot in short)
         return [segment for slot in self.slots for segment in await slot.cut()]
 
     def state(self) -> list[dict[str, Any]]:
@@ -311,7 +317,7 @@ class Collector:
         return asyncio.run(restore())
 
 
-async def _all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def play_all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run them together; the first error stops the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -316,9 +316,7 @@ def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable
         assert_same(one, other)
 
 
-@pytest.mark.parametrize(
-    "part", ["lm_head", pytest.param("model", marks=pytest.mark.xfail(strict=True, reason="they are on no list then"))]
-)
+@pytest.mark.parametrize("part", ["lm_head", "model"])
 def test_no_caller_waits_for_ever_wherever_the_model_fails(tiny, part):
     """In the trunk or in the head, at any call, whoever has come by then."""
     engine = LocalEngine(tiny[0], frozenset(), nullcontext())

@@ -142,9 +142,8 @@ class LocalEngine:
             self._sample(self._running, self._decode())
         if self._waiting:
             arrived, self._waiting = self._waiting, []
-            hidden = self._prefill(arrived)
-            self._running += arrived
-            self._sample(arrived, hidden)
+            self._running += arrived  # first, so that they hear of it if this fails
+            self._sample(arrived, self._prefill(arrived))
         for row in range(len(self._running) - 1, -1, -1):
             self._finish(row)
 

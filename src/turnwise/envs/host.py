@@ -4,10 +4,11 @@ Whatever goes wrong inside an environment (it raises, hangs, or answers nonsense
 """
 
 import asyncio
+import importlib
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -23,15 +24,21 @@ class EnvironmentFailure(RuntimeError):
 def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any, Any]:
     """The environment of a task, by `module:Class` or by Gymnasium id. A mistake is a ValueError."""
     kwargs = {**config.kwargs, **config.tasks[task]}
-    if ":" in config.id:
+    module, _, name = config.id.rpartition(":")
+    if module and name.isidentifier():
         factory: Callable[..., Any] = load_object("environment.id", config.id)
-    elif config.id in gymnasium.registry:
-        factory = lambda **kw: gymnasium.make(config.id, disable_env_checker=True, **kw)  # noqa: E731
     else:
-        raise ValueError(
-            f"environment.id is {config.id!r}, which Gymnasium does not know; "
-            "write your own as module:Class, or import the package that registers it as module:id"
-        )
+        try:
+            if module:
+                importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"environment.id is {config.id!r}, but {error}") from error
+        if name not in gymnasium.registry:
+            raise ValueError(
+                f"environment.id is {config.id!r}, which Gymnasium does not know; "
+                "write your own as module:Class, or name the package that registers it as module:id"
+            )
+        factory = lambda **kw: gymnasium.make(name, disable_env_checker=True, **kw)  # noqa: E731
     try:
         return factory(**kwargs)
     except TypeError as error:
@@ -48,8 +55,11 @@ class Host:
         self._threaded = config.workers == "thread"
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self.environment = make_environment(config, task)
-        self._discrete = isinstance(self.environment.action_space, gymnasium.spaces.Discrete)
-        self.actions: list[str] = list(self._attribute("actions", config.actions))
+        space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
+        self._discrete = isinstance(space, gymnasium.spaces.Discrete)
+        offered = self._attribute("actions", ())
+        textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
+        self.actions: list[str] = list(offered if textual and offered else config.actions)
         self.default_action: str = self._attribute("default_action", config.default_action)
         self.translate: Callable[[str], str | None] | None = self._attribute("translate", None)
         if self._discrete and len(self.actions) != self.environment.action_space.n:  # type: ignore[attr-defined]
@@ -112,27 +122,30 @@ class Host:
 
     async def _call(self, function: Callable[[], Any], pair: int) -> Any:
         try:
-            if self._threaded:
-                async with asyncio.timeout(self.config.timeout_s):
-                    answer = await self._in_thread(function)
-            else:
-                answer = function()
-        except TimeoutError:
-            raise self._failure(f"a call took longer than environment.timeout_s={self.config.timeout_s:g}") from None
+            answer = await self._in_thread(function) if self._threaded else function()
+        except EnvironmentFailure:
+            raise
         except Exception as error:
             raise self._failure(f"{type(error).__name__}: {error}") from error
         if not isinstance(answer, tuple) or len(answer) != pair:
             raise self._failure(f"it answered {answer!r:.80} instead of {pair} values")
         return answer
 
-    def _in_thread(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
         """Run it in this environment's own thread, since some libraries must be called from one thread only."""
         if self._thread is None:
             self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
             self._thread.start()
         future = asyncio.get_running_loop().create_future()
         self._calls.put((function, future))
-        return future
+        try:
+            # Not asyncio.timeout: what was answered while the model kept the loop busy was answered in time.
+            done, _ = await asyncio.wait({future}, timeout=self.config.timeout_s)
+            if not done:
+                raise self._failure(f"a call took longer than environment.timeout_s={self.config.timeout_s:g}")
+            return future.result()
+        finally:
+            future.cancel()
 
     def _observe(self, observation: Any, info: Mapping[str, Any]) -> Observation:
         parts = observation if isinstance(observation, Mapping) else {"text": observation}
