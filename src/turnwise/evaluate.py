@@ -94,6 +94,8 @@ def evaluate_model(
                 finished()
 
     asyncio.run(play_all(play(slot) for slot in slots))
+    for slot in slots:
+        slot.host.close()
     return [_result(task, [slot for slot in slots if slot.task == task]) for task in tasks]
 
 

@@ -304,6 +304,10 @@ class Collector:
                 await play_all(slot.turn(engine) for slot in short)
         return [segment for slot in self.slots for segment in await slot.cut()]
 
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.host.close()
+
     def state(self) -> list[dict[str, Any]]:
         return [slot.state() for slot in self.slots]
 

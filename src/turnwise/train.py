@@ -36,6 +36,7 @@ def train(config: Config, resume: bool = False) -> bool:
         if stop.is_set():
             training.view.say("stopped after the step under way")
         training.save(final=True)
+    training.collector.close()
     return training.progress.step >= config.steps
 
 

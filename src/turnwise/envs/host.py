@@ -4,6 +4,7 @@ Whatever goes wrong inside an environment (it raises, hangs, or answers nonsense
 """
 
 import asyncio
+import contextlib
 import importlib
 import math
 import queue
@@ -15,6 +16,8 @@ import gymnasium
 
 from turnwise.config import EnvironmentConfig, load_object
 from turnwise.types import Feedback, Observation
+
+_Calls = queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
 
 
 class EnvironmentFailure(RuntimeError):
@@ -53,7 +56,8 @@ class Host:
         self.task = task
         self._cue = cue
         self._threaded = config.workers == "thread"
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started by the first call
         self.environment = make_environment(config, task)
         space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
         self._discrete = isinstance(space, gymnasium.spaces.Discrete)
@@ -113,12 +117,13 @@ class Host:
         self.translate = self._attribute("translate", None)
 
     def close(self) -> None:
-        if self._threaded:
+        """Let go of the environment: in its own thread, where it has one, since it may hang there."""
+        if self._thread is not None:
             self._calls.put(None)
             self._calls = queue.SimpleQueue()
             self._thread = None
-
-    _thread: threading.Thread | None = None
+        else:
+            _close(self.environment)
 
     async def _call(self, function: Callable[[], Any], pair: int) -> Any:
         try:
@@ -134,7 +139,7 @@ class Host:
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         """Run it in this environment's own thread, since some libraries must be called from one thread only."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
+            self._thread = threading.Thread(target=_serve, args=(self._calls, self.environment), daemon=True)
             self._thread.start()
         future = asyncio.get_running_loop().create_future()
         self._calls.put((function, future))
@@ -162,8 +167,8 @@ class Host:
         return EnvironmentFailure(f"environment {self.config.id} ({self.task}) failed: {why}")
 
 
-def _serve(calls: "queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]") -> None:
-    """A thread's life: answer calls in order until told to stop."""
+def _serve(calls: _Calls, environment: gymnasium.Env[Any, Any]) -> None:
+    """A thread's life: answer calls in order until told to stop, then close the environment."""
     while (call := calls.get()) is not None:
         function, future = call
         try:
@@ -173,6 +178,13 @@ def _serve(calls: "queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any
         loop = future.get_loop()
         if not loop.is_closed():
             loop.call_soon_threadsafe(_answer, future, answer, error)
+    _close(environment)
+
+
+def _close(environment: gymnasium.Env[Any, Any]) -> None:
+    """What a broken environment says at its end concerns nobody."""
+    with contextlib.suppress(Exception):
+        environment.close()
 
 
 def _answer(future: "asyncio.Future[Any]", answer: Any, error: Exception | None) -> None:

@@ -10,7 +10,10 @@ from turnwise.types import Message, Observation, Turn
 
 @dataclass(frozen=True)
 class Full:
-    """Shows every past turn exactly as it was shown and sampled."""
+    """Shows every past turn exactly as it was shown and sampled.
+
+    An invalid action is the exception: it is shown as the default that was played, and a new row begins.
+    """
 
     span: None = None
 
