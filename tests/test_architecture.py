@@ -20,7 +20,7 @@ FILES = {
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
     *("types", "seeds", "protocols", "parse", "memory", "config", "envs", "render", "rollout"),
-    *("batch", "policy", "loss", "advantages", "update"),
+    *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "metrics", "progress", "run", "view", "trackers"),
     *("evaluate", "probe", "train", "cli", "__main__"),
 ]
@@ -98,7 +98,7 @@ def test_records_environments_and_memories_run_without_torch():
         ("render", {"types"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
-        ("policy", {"batch"}),
+        ("policy", {"batch", "trunk"}),
         *((name, {"batch"}) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
     ],

@@ -146,6 +146,54 @@ def test_padding_changes_nothing(tiny, critic):
     assert torch.allclose(policy.logprobs(together, 1_000_000)[:count], policy.logprobs(apart, 1), atol=1e-5)
 
 
+@pytest.mark.parametrize("common", [15, 16, 40])
+def test_what_all_rows_begin_with_is_read_once_and_learned_from_all(tiny, critic, common):
+    policy = make_policy(tiny[0], critic)
+    start = ids(99, common)
+    segments = [
+        segment(
+            *(turn([*start, *t.prompt_ids], list(t.generation.token_ids), reward=t.reward) for t in one.turns),
+            end=one.end,
+            final=[*start, *one.final_prompt_ids] if one.final_prompt_ids else (),
+        )
+        for one in make_segments()
+    ]
+    batch, credit = opinions(policy, segments)
+    read: list[int] = []
+    hook = policy.actor.get_decoder().register_forward_pre_hook(
+        lambda _, __, given: read.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    alone = learn(policy, batch, credit, micro_tokens=1)
+    read.clear()
+    assert_same(learn(policy, batch, credit), alone, tolerance=1e-5)
+    hook.remove()
+    assert read[:-1] == ([common] if common >= 16 else [])
+    alone, together = policy.score(batch, 1), policy.score(batch, 100_000)
+    assert torch.allclose(alone.values, together.values, atol=1e-5)
+    assert torch.allclose(alone.bootstraps, together.bootstraps, atol=1e-5)
+
+
+def test_the_last_perceptron_sees_only_places_that_are_read(tiny):
+    policy = make_policy(tiny[0], "separate")
+    batch, credit = opinions(policy, make_segments())
+    seen: list[int] = []
+    mlp = policy.actor.get_decoder().layers[-1].mlp
+    hook = mlp.gate_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[:-1].numel()))
+    learn(policy, batch, credit)
+    hook.remove()
+    assert seen == [64 * -(-len(batch.logprobs) // 64)]
+
+
+def test_checkpointed_activations_teach_the_same(tiny, critic):
+    policy = make_policy(tiny[0], critic)
+    batch, credit = opinions(policy, make_segments())
+    expected = learn(policy, batch, credit)
+    policy.actor.activation_checkpointing_enable({"use_reentrant": False})
+    if policy.critic_trunk is not None:
+        policy.critic_trunk.activation_checkpointing_enable({"use_reentrant": False})
+    assert_same(learn(policy, batch, credit, gradient_checkpointing=True), expected)
+
+
 def test_turns_in_one_row_are_scored_as_turns_in_rows_of_their_own(tiny, critic):
     """As with a memory that only appends: what one row holds, and each prompt by itself."""
     policy = make_policy(tiny[0], critic)

@@ -32,6 +32,12 @@ class Micro:
     segments: Tensor  # [e] the segments whose next prompt ends a row here
     ends: tuple[Tensor, Tensor]  # row and column [e] of the last token of that prompt
 
+    @cached_property
+    def shared(self) -> int:
+        """How many tokens all rows begin with, where nothing is asked before their end: they can be read once."""
+        same = (self.tokens == self.tokens[:1]).all(0).cumprod(0).sum()
+        return min(int(same), *self.before[1].tolist(), *self.ends[1].tolist()) if len(self.tokens) > 1 else 0
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -1,6 +1,7 @@
 """The command line: train, eval, make-model."""
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -35,6 +36,7 @@ environment has one, its expert; brackets hold 95% Wilson intervals."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake in what was asked for, 130 stopped by Ctrl-C."""
     arguments = _parser().parse_args(argv)
+    _keep_freed_memory()
     try:
         return arguments.command(arguments)
     except (ValueError, FloatingPointError) as error:
@@ -46,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _keep_freed_memory() -> None:
+    """Let the allocator of glibc keep what is freed: else each large tensor is cleared page by page by the system."""
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(mmap_threshold, 2**30)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -76,7 +76,7 @@ class Component(BaseModel):
 
 class ModelConfig(_Strict):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of the arithmetic; weights are fp32. auto: bf16 if native
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
     device: str = "auto"
     critic: Literal["separate", "shared"] = "separate"  # shared: a value head on the actor's trunk
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.batch import Batch, Micro
+from turnwise.trunk import read
 
 _COUNT = 64
 
@@ -79,21 +80,21 @@ class Policy(nn.Module):
     def forward(self, micro: Micro) -> Forward:
         """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""
         with self.precision:
-            hidden = self._hidden(self.actor.get_decoder(), micro)[self._to(micro.before)]
+            hidden = self._read(self.actor.get_decoder(), micro)[0]
             logprobs, entropy = self._head(self.actor, hidden, micro)
             if self.critic_trunk is not None:
-                hidden = self._hidden(self.critic_trunk, micro)[self._to(micro.before)]
+                hidden = self._read(self.critic_trunk, micro)[0]
         return Forward(logprobs, entropy, self._value(hidden))
 
     def values(self, micro: Micro) -> tuple[Tensor, Tensor]:
         """Values of the sampled tokens [n] and of the next prompts [e]; gradients reach the critic alone."""
         with self.precision:
             if self.critic_trunk is not None:
-                hidden = self._hidden(self.critic_trunk, micro)
+                before, ends = self._read(self.critic_trunk, micro)
             else:
                 with torch.no_grad():
-                    hidden = self._hidden(self.actor.get_decoder(), micro)
-        return self._value(hidden[self._to(micro.before)]), self._value(hidden[self._to(micro.ends)])
+                    before, ends = self._read(self.actor.get_decoder(), micro)
+        return self._value(before), self._value(ends)
 
     @torch.no_grad()
     def score(self, batch: Batch, max_tokens: int, reference: bool = True) -> Scores:
@@ -120,12 +121,15 @@ class Policy(nn.Module):
         logprobs = torch.zeros(len(batch.logprobs))
         for micro in batch.micros(batch.trained_rows, max_tokens, finals=False):
             with self.precision:
-                hidden = self._hidden(model.get_decoder(), micro)[self._to(micro.before)]
+                hidden = self._read(model.get_decoder(), micro)[0]
                 logprobs[micro.index] = self._head(model, hidden, micro)[0].cpu()
         return logprobs
 
-    def _hidden(self, trunk: nn.Module, micro: Micro) -> Tensor:
-        return trunk(input_ids=micro.tokens.to(self.device), use_cache=False).last_hidden_state  # [b, T, D]
+    def _read(self, trunk: PreTrainedModel, micro: Micro) -> tuple[Tensor, Tensor]:
+        """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
+        rows, columns = (torch.cat(pair).to(self.device) for pair in zip(micro.before, micro.ends, strict=True))
+        hidden = read(trunk, micro.tokens.to(self.device), (rows, columns), micro.shared)
+        return hidden[: len(micro.targets)], hidden[len(micro.targets) :]
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.
@@ -137,6 +141,3 @@ class Policy(nn.Module):
 
     def _value(self, hidden: Tensor) -> Tensor:
         return nn.functional.linear(hidden.float(), self.value_head.weight, self.value_head.bias)[:, 0]
-
-    def _to(self, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return places[0].to(self.device), places[1].to(self.device)

@@ -51,7 +51,7 @@ class Training:
         precision = arithmetic(config.model.precision, model.device)
         renderer = Renderer(tokenizer)
         if config.update.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         self.tokenizer = tokenizer
         reference = bool(config.kl.reward or config.kl.loss)
         self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision)
@@ -67,17 +67,22 @@ class Training:
         self.trackers = make_trackers(config, self.run)
         self.warmup_segments: list[Segment] = []
         lost = self.restore()
-        self.engine.load(self.policy.actor.state_dict(), self.progress.step)
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if lost:
             self.view.say(f"{lost} environments did not come back as they were; they begin new episodes")
+
+    def collect(self, clock: Clock) -> list[Segment]:
+        """Play one batch with the actor as it is now."""
+        self.engine.load(self.policy.actor.state_dict(), self.progress.step)
+        segments = self.collector.collect(self.engine)
+        clock.lap("collect")
+        return segments
 
     def step(self) -> None:
         """Train on one batch."""
         config, progress, policy = self.config, self.progress, self.policy
         clock = Clock()
-        segments = self.collector.collect(self.engine)
-        clock.lap("collect")
+        segments = self.collect(clock)
         batch = pack(segments)
         scores = policy.score(batch, config.update.micro_tokens)
         credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient)
@@ -86,7 +91,6 @@ class Training:
         stats = update(policy, self.optimizers, batch, credit, config.update, config.kl, seed)
         clock.lap("update")
         progress.step += 1
-        self.engine.load(policy.actor.state_dict(), progress.step)
         credited = measure_credit(batch, credit)
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0))
@@ -99,8 +103,7 @@ class Training:
         config, progress, warmup = self.config, self.progress, self.config.warmup
         while not progress.warm and progress.collected < warmup.w_epoch and not stop.is_set():
             clock = Clock()
-            segments = self.collector.collect(self.engine)
-            clock.lap("collect")
+            segments = self.collect(clock)
             self.run.keep_warmup(progress.collected, segments)
             self.warmup_segments += segments
             progress.collected += 1
@@ -119,7 +122,8 @@ class Training:
             )  # fmt: skip
             progress.fitted += 1
             before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
-            converged = before is not None and before - progress.critic_loss < warmup.tolerance * before
+            gained = 0.0 if before is None else before - progress.critic_loss
+            converged = before is not None and warmup.tolerance > 0 and gained < warmup.tolerance * before
             progress.warm = converged or progress.fitted >= warmup.w_iter
             self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
             self.view.say(

@@ -509,18 +509,18 @@ def test_other_words_mean_nothing(said):
     assert BabyAIText().translate(said) is None
 
 
-def test_brief_instructions_state_the_goal_first_and_the_actions_in_one_line():
+def test_brief_instructions_list_the_actions_in_one_line_and_end_with_the_goal():
     observation, info = BabyAIText("putnext").reset(seed=0)
     lines = observation["instructions"].splitlines()
-    assert lines[0] == f"Your goal: {info['mission']}."
-    assert lines[-1] == f"Actions: {', '.join(BabyAIText.actions)}"
+    assert lines[0] == f"Actions: {', '.join(BabyAIText.actions)}"
+    assert lines[-1] == f"Your goal: {info['mission']}."
     assert len(observation["instructions"].split()) <= 50
 
 
 def test_full_instructions_explain_each_action_and_warn_of_the_box():
     observation, info = BabyAIText("goto", instructions="full").reset(seed=0)
     text = observation["instructions"]
-    assert f"Your goal: {info['mission']}." in text
+    assert text.endswith(f"\nYour goal: {info['mission']}.")
     assert all(f"\n- {action}: " in text for action in BabyAIText.actions)
     assert "Never toggle a box" in text
     assert "{" not in text

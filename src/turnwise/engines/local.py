@@ -1,21 +1,21 @@
 """Samples in this process from the very module that is trained: no copy of the weights, no second log-prob.
 
 A request joins as soon as it arrives and leaves when it is done, so nobody waits for the longest reply. All
-requests under way share each forward pass. Their rows of the key/value cache lie side by side; when one leaves,
-the last row moves into its place.
+requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
+stay the same: of a prompt that begins like an earlier one, only the rest is read.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from turnwise.trunk import last_mlp_at
 from turnwise.types import Generation, Sampling
 
 _ROOM = 64  # cache columns are added in such steps
@@ -32,83 +32,128 @@ class _Request:
 
 
 class _Cache:
-    """Keys and values, a row a request: per layer [rows, heads, columns, size]. Stands in for a transformers cache."""
+    """Keys and values, a row a request: per layer [rows, heads, columns, size]. Stands in for a transformers cache.
 
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.lengths = torch.zeros(0, dtype=torch.long)  # [rows], columns in use
-        self.rows = 0
-        self._where: tuple[Tensor, Tensor] = (self.lengths, self.lengths)
-        self._columns = 0
+    The first `busy` rows are in use. The others rest: they keep what they hold for prompts that begin with it.
+    """
 
-    def admit(self, prompts: Any, lengths: Tensor, room: int) -> None:
-        """Append the rows of freshly read prompts; `room` is the longest that any of them can become."""
-        layers = [(layer.keys, layer.values) for layer in prompts.layers]
-        new, columns = len(lengths), int(lengths.max())
-        self._reserve(layers, self.rows + new, room)
-        for mine, (keys, values) in zip(zip(self.keys, self.values, strict=True), layers, strict=True):
-            mine[0][self.rows : self.rows + new, :, :columns] = keys[:, :, :columns]
-            mine[1][self.rows : self.rows + new, :, :columns] = values[:, :, :columns]
-        self.lengths[self.rows : self.rows + new] = lengths
-        self.rows += new
+    def __init__(self, device: torch.device) -> None:
+        self.busy = 0
+        self._device = device
+        self._held: list[list[int]] = []  # the ids whose keys and values a row holds
+        self._rested: list[int] = []  # since when a row rests
+        self._clock = 0
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._columns = 0  # that the tensors must have
+        self._new: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # rows [R, 1] and columns [R, T]
+        self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
+
+    def admit(self, prompt: Sequence[int], room: int) -> Sequence[int]:
+        """Take the next row for a prompt that may grow to `room` tokens. Returns the rest that must be read.
+
+        That is one token at least, since what follows the last one is wanted.
+        """
+        shared = [_common(held, prompt[:-1]) for held in self._held]
+        donor = max(range(len(shared)), key=shared.__getitem__, default=0)
+        known = shared[donor] if shared else 0
+        resting = range(self.busy, len(self._held))
+        if donor in resting and known == len(self._held[donor]):
+            row = donor  # the prompt goes on from there
+        elif resting:
+            row = min(resting, key=self._rested.__getitem__)
+        else:
+            row = len(self._held)
+            self._held.append([])
+            self._rested.append(0)
+        self._columns = max(self._columns, room)
+        self._fit()
+        if row != donor and known:
+            for tensor in (*self._keys, *self._values):
+                tensor[row, :, :known] = tensor[donor, :, :known]
+        self._held[row] = list(prompt[:known])
+        self._swap(row, self.busy)
+        self.busy += 1
+        return prompt[known:]
 
     def release(self, row: int) -> None:
-        """Give up a row; the last one takes its place."""
-        self.rows -= 1
-        for tensor in (*self.keys, *self.values, self.lengths):
-            tensor[row] = tensor[self.rows]
+        """Let a row rest; the last busy one takes its place."""
+        self._clock += 1
+        self._rested[row] = self._clock
+        self.busy -= 1
+        self._swap(row, self.busy)
 
-    def extend(self) -> tuple[Tensor, Tensor]:
-        """Open a column for one more token in every row. Returns its positions [R, 1] and the mask [R, 1, 1, T]."""
-        lengths = self.lengths[: self.rows]
-        self._where = (torch.arange(self.rows, device=lengths.device), lengths.clone())
-        self._columns = int(lengths.max()) + 1
-        mask = torch.arange(self._columns, device=lengths.device) <= lengths[:, None]
-        self.lengths[: self.rows] += 1
-        return self._where[1][:, None], mask[:, None, None]
+    def extend(self, first: int, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Open columns for the next tokens of R rows from `first` on.
+
+        Returns their ids [R, T], padded on the right, their positions [R, T] and the attention mask [R, 1, T, C].
+        """
+        stop, width = first + len(tokens), max(map(len, tokens))
+        ids = torch.tensor([[*new, *[0] * (width - len(new))] for new in tokens], device=self._device)
+        starts = torch.tensor([len(held) for held in self._held[first:stop]], device=self._device)
+        positions = starts[:, None] + torch.arange(width, device=self._device)
+        columns = max(len(held) for held in self._held[first:stop]) + width
+        self._columns = max(self._columns, columns)
+        self._fit()
+        self._new = torch.arange(first, stop, device=self._device)[:, None], positions
+        self._seen = slice(first, stop), slice(columns)
+        for held, new in zip(self._held[first:stop], tokens, strict=True):
+            held += new
+        # Padding leaves its keys behind a row's own, where no token looks before they are overwritten.
+        return ids, positions, (torch.arange(columns, device=self._device) <= positions[:, :, None])[:, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Called by the attention of each layer with the newest token's keys and values [R, heads, 1, size]."""
-        rows, columns = self._where
-        self.keys[layer][rows, :, columns] = keys[:, :, 0].to(self.keys[layer].dtype)
-        self.values[layer][rows, :, columns] = values[:, :, 0].to(self.values[layer].dtype)
-        return self.keys[layer][: self.rows, :, : self._columns], self.values[layer][: self.rows, :, : self._columns]
+        """Called by the attention of each layer with the new keys and values [R, heads, T, size]."""
+        (rows, columns), (span, width) = self._new, self._seen
+        for kept, new in ((self._keys, keys), (self._values, values)):
+            if layer == len(kept):
+                kept.append(new.new_zeros((len(self._held), new.shape[1], self._columns, new.shape[3])))
+            kept[layer][rows, :, columns] = new.transpose(1, 2).to(kept[layer].dtype)
+        return self._keys[layer][span, :, width], self._values[layer][span, :, width]
 
-    def _reserve(self, layers: list[tuple[Tensor, Tensor]], rows: int, columns: int) -> None:
-        held = self.keys[0].shape if self.keys else (0, 0, 0, 0)
-        if rows <= held[0] and columns <= held[2]:
-            return
-        rows, columns = max(rows, held[0]), max(-(-columns // _ROOM) * _ROOM, held[2])
-        grown = []
-        for mine, like in ((self.keys, [k for k, _ in layers]), (self.values, [v for _, v in layers])):
-            # Zeros, since the columns not yet written are read under a mask, and 0 x NaN is NaN.
-            fresh = [like_.new_zeros((rows, like_.shape[1], columns, like_.shape[3])) for like_ in like]
-            for new, old in zip(fresh, mine, strict=False):
-                new[: self.rows, :, : old.shape[2]] = old[: self.rows]
-            grown.append(fresh)
-        self.keys, self.values = grown
-        lengths = torch.zeros(rows, dtype=torch.long, device=self.keys[0].device)
-        lengths[: self.rows] = self.lengths[: self.rows]
-        self.lengths = lengths
+    def _fit(self) -> None:
+        """Make the tensors large enough, with zeros: the unwritten is read under a mask, and 0 x NaN is NaN."""
+        rows, columns = len(self._held), -(-self._columns // _ROOM) * _ROOM
+        self._columns = columns
+        for kept in (self._keys, self._values):
+            for layer, old in enumerate(kept):
+                if old.shape[0] < rows or old.shape[2] < columns:
+                    more = rows if old.shape[0] >= rows else max(rows, old.shape[0] * 3 // 2)
+                    kept[layer] = old.new_zeros((max(more, old.shape[0]), old.shape[1], columns, old.shape[3]))
+                    kept[layer][: old.shape[0], :, : old.shape[2]] = old
+
+    def _swap(self, one: int, other: int) -> None:
+        if one != other:
+            width = max(len(self._held[one]), len(self._held[other]))
+            for tensor in (*self._keys, *self._values):
+                tensor[[one, other], :, :width] = tensor[[other, one], :, :width]
+            for each in (self._held, self._rested):
+                each[one], each[other] = each[other], each[one]
 
 
 class LocalEngine:
     """Continuous batching over a transformers causal language model."""
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], precision: AbstractContextManager[object]):
+        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise ValueError(
+                f"model: {model.config.model_type} has layers of {', '.join(sorted(kinds))}; "
+                "the engine in this process serves only models with full attention in every layer"
+            )
         self.model = model
         self.version = 0
         self._stop_ids = stop_ids
         self._precision = precision
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
-        self._cache = _Cache()
+        self._cache = _Cache(model.device)
         self._driver: asyncio.Task[None] | None = None
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The weights are shared with the trainer and are already here: only the version changes."""
+        """The weights are the trainer's and already here; what was read with them before is forgotten."""
         self.version = version
+        self._cache = _Cache(self.model.device)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
@@ -133,41 +178,32 @@ class LocalEngine:
             for request in (*self._waiting, *self._running):
                 if not request.done.done():
                     request.done.set_exception(error)
+            self._waiting, self._running, self._cache = [], [], _Cache(self.model.device)
         finally:
-            self._waiting, self._running, self._cache = [], [], _Cache()
             self.model.train(training)
 
     def _step(self) -> None:
         if self._running:
-            self._sample(self._running, self._decode())
+            self._sample(self._running, self._read(0, [request.tokens[-1:] for request in self._running]))
         if self._waiting:
             arrived, self._waiting = self._waiting, []
-            self._running += arrived  # first, so that they hear of it if this fails
-            self._sample(arrived, self._prefill(arrived))
+            first = len(self._running)
+            self._running += arrived  # at once, so that they hear of it if this fails
+            prompts = [self._cache.admit(r.prompt, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
+            self._sample(arrived, self._read(first, prompts))
         for row in range(len(self._running) - 1, -1, -1):
             self._finish(row)
 
-    def _prefill(self, requests: list[_Request]) -> Tensor:
-        """Read the prompts; returns the hidden states [R, D] at their last tokens."""
-        lengths = torch.tensor([len(request.prompt) for request in requests])
-        tokens = torch.zeros((len(requests), int(lengths.max())), dtype=torch.long)
-        for row, request in zip(tokens, requests, strict=True):
-            row[: len(request.prompt)] = torch.tensor(request.prompt)
-        cache = DynamicCache(config=self.model.config)
-        # Padding is on the right, where a causal model cannot see it: no mask is needed.
-        hidden = self._trunk(tokens.to(self.model.device), past_key_values=cache, use_cache=True).last_hidden_state
-        lengths = lengths.to(self.model.device)
-        self._cache.admit(cache, lengths, max(len(r.prompt) + r.sampling.max_tokens for r in requests))
-        return hidden[torch.arange(len(requests)), lengths - 1]
-
-    def _decode(self) -> Tensor:
-        """Read the newest token of every running request; returns the hidden states [R, D] at them."""
-        tokens = torch.tensor([[request.tokens[-1]] for request in self._running], device=self.model.device)
-        positions, mask = self._cache.extend()
-        output = self._trunk(
-            tokens, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
-        )
-        return output.last_hidden_state[:, 0]
+    def _read(self, first: int, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Read the next tokens of R rows from `first` on; returns the hidden states [R, D] at the last of each."""
+        ids, positions, mask = self._cache.extend(first, tokens)
+        trunk = self.model.get_decoder()
+        lasts = torch.arange(len(tokens)), torch.tensor([len(new) - 1 for new in tokens])
+        with last_mlp_at(trunk, lasts) if ids.shape[1] > 1 else nullcontext():
+            output = trunk(
+                ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
+            )
+        return output.last_hidden_state[lasts]
 
     def _sample(self, requests: list[_Request], hidden: Tensor) -> None:
         logits = self.model.lm_head(hidden).float()
@@ -191,9 +227,13 @@ class LocalEngine:
         if not request.done.cancelled():
             request.done.set_result(generation)
 
-    @property
-    def _trunk(self) -> torch.nn.Module:
-        return self.model.get_decoder()
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return min(len(one), len(other))
 
 
 def sample(logits: Tensor, sampling: list[Sampling], luck: Tensor) -> tuple[Tensor, Tensor]:

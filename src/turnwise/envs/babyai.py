@@ -28,12 +28,10 @@ SPLITS = ("train", "test")
 HELD_OUT = {("yellow", "box"), ("red", "key"), ("green", "ball"), ("red", "door"), ("grey", "door")}
 MAX_DISTRACTORS = 8  # BabyAI's default; with many more, hardly a layout leaves everything within reach
 
-INSTRUCTIONS = {
-    "brief": """Your goal: {mission}.
-Actions: {actions}""",
+INSTRUCTIONS = {  # what differs between episodes comes last, so that models read the rest once
+    "brief": """Actions: {actions}
+Your goal: {mission}.""",
     "full": """You act in a small world of square cells: one room, or two rooms joined by a door.
-
-Your goal: {mission}.
 
 Your actions:
 - turn left: turn to your left on the spot
@@ -52,7 +50,9 @@ is in your hands.
 Tips:
 - If your target is not in sight, turn and move until it is. Then bring it to "1 step forward": there you reach it.
 - Going to an object means to face it. Putting one next to another means to drop it beside it, not diagonally.
-- If an action changed nothing, do not repeat it: do something else.""",
+- If an action changed nothing, do not repeat it: do something else.
+
+Your goal: {mission}.""",
 }
 
 COLOUR = "|".join(COLOR_NAMES)

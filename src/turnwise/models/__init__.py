@@ -47,11 +47,12 @@ def pick_device(name: str) -> torch.device:
 def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context for forward passes: bf16 with fp32 weights, or nothing."""
     if precision == "auto":
-        precision = "bf16" if _native_bf16(device) else "fp32"
+        precision = "bf16" if _fast_bf16(device) else "fp32"
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def _native_bf16(device: torch.device) -> bool:
+def _fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products outrun fp32 ones; with AVX-512 alone they do not, whatever the flags say."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()

@@ -43,7 +43,7 @@ class Recipe:
     # Share of the teacher's moves that are random: chosen so that play starts below the zero-shot results of
     # Qwen2.5-3B-Instruct in the Verlog report (table 3).
     randomness: dict[str, float] = field(
-        default_factory=lambda: {"goto": 0.71, "pickup": 0.84, "open": 0.76, "putnext": 0.68, "pick_up_seq_go_to": 0.86}
+        default_factory=lambda: {"goto": 0.71, "pickup": 0.84, "open": 0.76, "putnext": 0.68, "pick_up_seq_go_to": 0.88}
     )
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
     turns: int = 2_000  # demonstrated turns a task
@@ -184,7 +184,7 @@ def imitate(policy: Policy, batch: Batch, recipe: Recipe, say: Say) -> None:
         for rows in minibatches(batch.trained_rows, batch, recipe.batch, derive(recipe.seed, epoch)):
             tokens = int(batch.sampled_per_row[rows].sum())
             total = 0.0
-            for micro in batch.micros(rows, 8192, finals=False):
+            for micro in batch.micros(rows, 2048, finals=False):
                 loss = -policy(micro).logprobs.sum() / tokens
                 loss.backward()
                 total += loss.item()
