@@ -1,5 +1,5 @@
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
@@ -8,7 +8,8 @@ from helpers import segment, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.batch import Batch, pack
+from turnwise.batch import Batch, Micro, pack
+from turnwise.types import Segment
 
 
 def rows_of(batch: Batch) -> list[list[int]]:
@@ -187,63 +188,98 @@ def test_every_prompt_stands_before_its_reply(world):
 # -- what a model reads
 
 
-@given(worlds, st.integers(1, 60), st.booleans(), st.randoms(use_true_random=False))
-def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler):
-    batch = pack(act(world))
+def lines_of(micro: Micro) -> list[list[int]]:
+    """The rows of a line, with the shared beginning put back in front of each."""
+    line = micro.line
+    shared, rests = line.tokens[: line.shared].tolist(), line.tokens[line.shared :].split(line.lengths.tolist())
+    return [[*shared, *rest.tolist()] for rest in rests]
+
+
+@given(worlds, st.integers(1, 60), st.booleans(), st.randoms(use_true_random=False), st.sampled_from([0, 15, 16, 20]))
+def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler, common):
+    batch = pack([begin_alike(one, common) for one in act(world)])
     rows, ids = rows_of(batch), batch.tokens[batch.sampled]
     among = list(range(len(rows))) if finals else batch.trained_rows.tolist()
     chosen = shuffler.sample(among, shuffler.randint(1, len(among)))
     of_row = torch.repeat_interleave(torch.arange(len(rows)), batch.sampled_per_row)  # [N]
     read: list[int] = []
     bootstrapped: list[int] = []
-    lines = 0
+    lengths: list[int] = []
     for micro in batch.micros(torch.tensor(chosen), max_tokens, finals):
-        height, width = micro.tokens.shape
-        assert width % 16 == 0 and (height * width <= max_tokens or height == 1)
-        lines += height
+        lines = lines_of(micro)
+        assert sum(map(len, lines)) <= max_tokens or len(lines) == 1
+        assert (micro.line.shared >= max(16, common)) == (len(lines) > 1 and common >= 16)
+        places = [place for line in lines for place in range(len(line)) if place >= micro.line.shared]
+        starts = [number for number, line in enumerate(lines) for _ in line[micro.line.shared :]]
+        assert micro.line.positions.tolist() == [*range(micro.line.shared), *places]
         read += micro.index.tolist()
         bootstrapped += micro.segments.tolist()
         assert torch.equal(micro.targets, ids[micro.index])
-        needed = [0] * height
-        for line, column, position in zip(*(x.tolist() for x in micro.before), micro.index.tolist(), strict=True):
-            row = rows[of_row[position]]
-            # All that the model may see of this place, and nothing else, stands before the token.
-            assert micro.tokens[line, : column + 1].tolist() == row[: column + 1]
-            assert row[column + 1] == ids[position]
-            needed[line] = max(needed[line], column + 1)
-        for line, column, number in zip(*(x.tolist() for x in micro.ends), micro.segments.tolist(), strict=True):
-            assert micro.tokens[line, : column + 1].tolist() == list(batch.segments[number].final_prompt_ids)
-            needed[line] = max(needed[line], column + 1)
-        # Hardly a column is read for nothing, and rows of like length stand together.
-        assert width - 16 < max(needed) <= width
-        assert needed == sorted(needed, reverse=True)
-    assert lines == len(chosen)
+        needed = [0] * len(lines)
+
+        def seen_from(place: int, lines=lines, starts=starts, places=places, micro=micro) -> tuple[int, list[int]]:
+            """The row of a place, and all that the model may see there."""
+            assert place >= micro.line.shared
+            row, column = starts[place - micro.line.shared], places[place - micro.line.shared]
+            return row, lines[row][: column + 1]
+
+        for place, position in zip(micro.before.tolist(), micro.index.tolist(), strict=True):
+            row, seen = seen_from(place)
+            whole = rows[of_row[position]]
+            assert seen == whole[: len(seen)]
+            assert whole[len(seen)] == ids[position]
+            needed[row] = max(needed[row], len(seen))
+        for place, number in zip(micro.ends.tolist(), micro.segments.tolist(), strict=True):
+            row, seen = seen_from(place)
+            assert seen == list(batch.segments[number].final_prompt_ids)
+            needed[row] = max(needed[row], len(seen))
+        assert needed == [len(line) for line in lines]  # nothing is read in vain
+        lengths += needed
+    assert len(lengths) == len(chosen)
+    assert lengths == sorted(lengths, reverse=True)  # rows of like length stand together
     assert sorted(read) == [n for n, row in enumerate(of_row.tolist()) if row in chosen]
     expected = [e for e, row in enumerate(batch.final_rows.tolist()) if row in chosen]
     assert sorted(bootstrapped) == (expected if finals else [])
 
 
+def begin_alike(one: Segment, common: int) -> Segment:
+    """The segment with some tokens in front of every prompt."""
+    start = tuple(range(500, 500 + common))
+    turns = tuple(replace(t, prompt_ids=(*start, *t.prompt_ids)) for t in one.turns)
+    return replace(one, turns=turns, final_prompt_ids=(*start, *one.final_prompt_ids) if one.final_prompt_ids else ())
+
+
 def test_a_row_longer_than_the_limit_goes_alone():
     lengths = [3, 50, 4, 3]
     segments = [segment(turn(range(100 * k, 100 * k + n), [100 * k + 99])) for k, n in enumerate(lengths, start=1)]
-    shapes = [tuple(m.tokens.shape) for m in pack(segments).micros(torch.arange(4), max_tokens=40, finals=False)]
-    assert shapes == [(1, 64), (2, 16), (1, 16)]
+    micros = pack(segments).micros(torch.arange(4), max_tokens=8, finals=False)
+    assert [m.line.lengths.tolist() for m in micros] == [[50], [4, 3], [3]]
 
 
 def test_without_finals_nothing_after_the_last_reply_is_read():
     batch = pack([segment(turn([1, 2], [3, 4]), end="cut", final=[1, 2, 3, 4, 5, 6])])
     (short,) = batch.micros(torch.tensor([0]), 100, finals=False)
-    assert short.tokens.tolist() == [[1, 2, 3] + [0] * 13]
+    assert lines_of(short) == [[1, 2, 3]]
     assert len(short.segments) == 0
     (full,) = batch.micros(torch.tensor([0]), 100, finals=True)
-    assert full.tokens.tolist() == [[1, 2, 3, 4, 5, 6] + [0] * 10]
-    assert full.segments.tolist() == [0]
-    assert [x.tolist() for x in full.ends] == [[0], [5]]
+    assert lines_of(full) == [[1, 2, 3, 4, 5, 6]]
+    assert (full.segments.tolist(), full.ends.tolist()) == ([0], [5])
 
 
-def test_padding_is_on_the_right():
-    batch = pack([segment(turn([1, 2, 3, 4], [5])), segment(turn([6], [7]))])
+def test_rows_stand_behind_their_common_beginning():
+    start = list(range(16))
+    batch = pack([segment(turn([*start, 30, 31], [32])), segment(turn([*start, 40], [41, 42]))])
     (micro,) = batch.micros(torch.arange(2), 100, finals=False)
-    assert micro.tokens[0].tolist() == [1, 2, 3, 4] + [0] * 12
-    assert micro.tokens[1].tolist() == [6] + [0] * 15
-    assert [x.tolist() for x in micro.before] == [[0, 1], [3, 0]]
+    assert micro.line.shared == 16
+    assert micro.line.tokens.tolist() == [*start, 30, 31, 40, 41]
+    assert micro.line.positions.tolist() == [*start, 16, 17, 16, 17]
+    assert micro.before.tolist() == [17, 18, 19]
+
+
+def test_a_common_beginning_ends_before_the_first_place_that_is_asked_about():
+    """Rows that differ only in what was sampled are still read apart from the last token of the prompt on."""
+    prompt = list(range(20))
+    batch = pack([segment(turn(prompt, [30, 31])), segment(turn(prompt, [30, 33]))])
+    (micro,) = batch.micros(torch.arange(2), 100, finals=False)
+    assert micro.line.shared == 19
+    assert micro.line.tokens.tolist() == [*range(19), 19, 30, 19, 30]

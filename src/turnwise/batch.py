@@ -18,25 +18,32 @@ from torch import Tensor
 
 from turnwise.types import Segment
 
-_WIDTH = 16  # rows are as wide as a multiple of this: a processor prepares every new shape of a product anew
+_WORTH_SHARING = 16  # tokens; a shorter common beginning costs more to keep apart than it saves
+
+
+@dataclass(frozen=True)
+class Line:
+    """Rows behind one another as a model reads them: what all of them begin with, once, then the rest of each."""
+
+    tokens: Tensor  # [T]
+    positions: Tensor  # [T] of each token in its row
+    shared: int  # tokens that all rows begin with
+    lengths: Tensor  # [b] of the rests
+
+    def to(self, device: torch.device) -> Line:
+        return Line(self.tokens.to(device), self.positions.to(device), self.shared, self.lengths.to(device))
 
 
 @dataclass(frozen=True)
 class Micro:
-    """A few rows side by side, as a model reads them. Padding is on the right, where nothing can see it."""
+    """A few rows of a batch in one line, and what is asked about them."""
 
-    tokens: Tensor  # [b, T]
+    line: Line
     index: Tensor  # [n] the flat positions (of N) of the sampled tokens read here
-    before: tuple[Tensor, Tensor]  # row and column [n] just before each of them: where it is predicted
+    before: Tensor  # [n] the places in the line just before them: where they are predicted
     targets: Tensor  # [n] their ids
     segments: Tensor  # [e] the segments whose next prompt ends a row here
-    ends: tuple[Tensor, Tensor]  # row and column [e] of the last token of that prompt
-
-    @cached_property
-    def shared(self) -> int:
-        """How many tokens all rows begin with, where nothing is asked before their end: they can be read once."""
-        same = (self.tokens == self.tokens[:1]).all(0).cumprod(0).sum()
-        return min(int(same), *self.before[1].tolist(), *self.ends[1].tolist()) if len(self.tokens) > 1 else 0
+    ends: Tensor  # [e] the places of the last tokens of those prompts
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,7 @@ class Batch:
     @cached_property
     def sampled_per_row(self) -> Tensor:
         """[B]"""
-        rows = torch.repeat_interleave(torch.arange(len(self.row_lengths)), self.row_lengths)
-        return torch.bincount(rows[self.sampled], minlength=len(self.row_lengths))
+        return torch.bincount(self._rows[self.sampled], minlength=len(self.row_lengths))
 
     @property
     def trained_rows(self) -> Tensor:
@@ -71,57 +77,85 @@ class Batch:
         return self.sampled_per_row.nonzero()[:, 0]
 
     def micros(self, rows: Tensor, max_tokens: int, finals: bool) -> Iterator[Micro]:
-        """The rows in pieces of at most `max_tokens` tokens, padding included (a longer row goes alone).
+        """The rows in lines of at most `max_tokens` tokens (a longer row goes alone), those of like length together.
 
-        Rows of like length go together. With `finals` the next prompts at the ends of rows are read too; without,
-        a row is read only as far as its last sampled token needs.
+        With `finals` the next prompts at the ends of rows are read too; without, a row is read only as far as its
+        last sampled token needs.
         """
         reach = self._reach(finals)
-        order = rows[torch.argsort(reach[rows], descending=True, stable=True)].tolist()
-        start = 0
-        while start < len(order):
-            width = -(-int(reach[order[start]]) // _WIDTH) * _WIDTH
-            stop = min(start + max(1, max_tokens // width), len(order))
-            yield self._micro(order[start:stop], width, reach, finals)
-            start = stop
+        order = rows[torch.argsort(reach[rows], descending=True, stable=True)]
+        start = taken = 0
+        for number, length in enumerate(reach[order].tolist()):
+            if number > start and taken + length > max_tokens:
+                yield self._micro(order[start:number], reach, finals)
+                start, taken = number, 0
+            taken += length
+        if len(order):
+            yield self._micro(order[start:], reach, finals)
+
+    def _micro(self, rows: Tensor, reach: Tensor, finals: bool) -> Micro:
+        shared = self._shared(rows)
+        lengths = reach[rows] - shared
+        offsets = torch.cumsum(lengths, 0) - lengths  # of the rests in the line, the beginning not counted
+        rests = _spans(self.row_starts[rows] + shared, lengths)
+        beginning = self.row_starts[rows[0]] + torch.arange(shared)
+        read = torch.cat([beginning, rests])
+        counts = self.sampled_per_row[rows]
+        index = _spans((torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row)[rows], counts)
+        chosen = self._sampled[index]
+        local = torch.full_like(self.row_lengths, -1).index_put((rows,), torch.arange(len(rows)))
+        of_segments = torch.where(self.final_rows >= 0, local[self.final_rows], -1) if finals else self.final_rows[:0]
+        segments = (of_segments >= 0).nonzero()[:, 0]
+        last = self.row_lengths[self.final_rows[segments]] - 1
+        return Micro(
+            line=Line(self.tokens[read], self._columns[read], shared, lengths),
+            index=index,
+            before=torch.repeat_interleave(offsets, counts) + self._columns[chosen] - 1,
+            targets=self.tokens[chosen],
+            segments=segments,
+            ends=offsets[of_segments[segments]] + last,
+        )
+
+    def _shared(self, rows: Tensor) -> int:
+        """How many tokens all these rows begin with, up to the first place that is asked about."""
+        limit = int(self._first_asked[rows].min())
+        if len(rows) == 1 or limit < _WORTH_SHARING:
+            return 0
+        begin = self.tokens[self.row_starts[rows, None] + torch.arange(limit)]
+        same = int((begin == begin[:1]).all(0).cumprod(0).sum())
+        return same if same >= _WORTH_SHARING else 0
+
+    @cached_property
+    def _sampled(self) -> Tensor:
+        """[N] where the sampled tokens stand among all."""
+        return self.sampled.nonzero()[:, 0]
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        """[L] where in its row each token stands."""
+        return torch.arange(len(self.tokens)) - torch.repeat_interleave(self.row_starts, self.row_lengths)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """[L] the row of each token."""
+        return torch.repeat_interleave(torch.arange(len(self.row_lengths)), self.row_lengths)
+
+    @cached_property
+    def _first_asked(self) -> Tensor:
+        """[B] the column before the first sampled token, or the last column where none is sampled."""
+        return (self.row_lengths - 1).scatter_reduce(
+            0, self._rows[self._sampled], self._columns[self._sampled] - 1, reduce="amin"
+        )
 
     def _reach(self, finals: bool) -> Tensor:
         """[B] how many tokens of each row must be read."""
-        columns = torch.arange(len(self.tokens)) - torch.repeat_interleave(self.row_starts, self.row_lengths)
-        rows = torch.repeat_interleave(torch.arange(len(self.row_lengths)), self.row_lengths)
         reach = torch.zeros_like(self.row_lengths).scatter_reduce_(
-            0, rows[self.sampled], columns[self.sampled], reduce="amax"
+            0, self._rows[self._sampled], self._columns[self._sampled], reduce="amax"
         )
         if finals:
             ended = self.final_rows[self.final_rows >= 0]
             reach[ended] = self.row_lengths[ended]
         return reach
-
-    def _micro(self, rows: list[int], width: int, reach: Tensor, finals: bool) -> Micro:
-        offsets = torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row
-        tokens = torch.zeros((len(rows), width), dtype=torch.long)
-        index, line, column, targets = [], [], [], []
-        for number, row in enumerate(rows):
-            start, length = int(self.row_starts[row]), int(self.row_lengths[row])
-            ids, chosen = self.tokens[start : start + length], self.sampled[start : start + length]
-            tokens[number, : reach[row]] = ids[: reach[row]]
-            columns = chosen.nonzero()[:, 0]
-            index.append(int(offsets[row]) + torch.arange(len(columns)))
-            line.append(torch.full_like(columns, number))
-            column.append(columns - 1)
-            targets.append(ids[columns])
-        place = {row: number for number, row in enumerate(rows)}
-        segments = [e for e, row in enumerate(self.final_rows.tolist()) if row in place] if finals else []
-        ends = [(place[int(self.final_rows[e])], int(self.row_lengths[self.final_rows[e]]) - 1) for e in segments]
-        end_rows, end_columns = torch.tensor(ends, dtype=torch.long).reshape(-1, 2).unbind(1)
-        return Micro(
-            tokens,
-            torch.cat(index),
-            (torch.cat(line), torch.cat(column)),
-            torch.cat(targets),
-            torch.tensor(segments, dtype=torch.long),
-            (end_rows, end_columns),
-        )
 
 
 @dataclass(frozen=True)
@@ -203,6 +237,12 @@ def pack(segments: Sequence[Segment]) -> Batch:
         segment_ends=_marks(total, lasts[torch.cumsum(torch.tensor(segment_turns), 0) - 1]),
         in_action=left < torch.repeat_interleave(torch.tensor(actions), lengths),
     )
+
+
+def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
+    """start, start + 1, ... for each span, one after the other."""
+    offsets = torch.cumsum(lengths, 0) - lengths
+    return torch.repeat_interleave(starts - offsets, lengths) + torch.arange(int(lengths.sum()))
 
 
 def _marks(total: int, where: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.batch import Batch, Micro
-from turnwise.trunk import read
+from turnwise.trunk import prepare, read
 
 _COUNT = 64
 
@@ -51,6 +51,7 @@ class Policy(nn.Module):
         super().__init__()
         if getattr(actor.config, "final_logit_softcapping", None):
             raise ValueError(f"model: {actor.config.model_type} caps its logits, which the trainer does not reproduce")
+        prepare(actor)
         self.actor = actor
         self.critic_trunk = deepcopy(actor.get_decoder()) if critic == "separate" else None
         self.value_head = nn.Linear(actor.config.get_text_config().hidden_size, 1)
@@ -127,9 +128,9 @@ class Policy(nn.Module):
 
     def _read(self, trunk: PreTrainedModel, micro: Micro) -> tuple[Tensor, Tensor]:
         """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
-        rows, columns = (torch.cat(pair).to(self.device) for pair in zip(micro.before, micro.ends, strict=True))
-        hidden = read(trunk, micro.tokens.to(self.device), (rows, columns), micro.shared)
-        return hidden[: len(micro.targets)], hidden[len(micro.targets) :]
+        places = torch.cat([micro.before, micro.ends]).to(self.device)
+        hidden = read(trunk, micro.line.to(self.device), places)
+        return hidden[: len(micro.before)], hidden[len(micro.before) :]
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.

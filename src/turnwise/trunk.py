@@ -1,42 +1,115 @@
-"""Reads a decoder of transformers only where somebody looks. Exact: what is left out influences nothing seen."""
+"""Reads a decoder of transformers over many rows at once: without padding, and only where somebody looks.
+
+The rows lie behind one another in one line of tokens, so all layers but attention see no padding at all. What all
+rows begin with, such as instructions, is read once, and the gradients of all rows meet there. Exact: what is left
+out influences nothing that is seen.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
+from turnwise.batch import Line
+
+ATTENTION = "turnwise_line"
 _COUNT = 64  # a processor prepares every new shape of a product anew, so only few are let occur
-_WORTH_SHARING = 16  # tokens; a shorter common beginning costs more to read apart than it saves
-
-Places = tuple[Tensor, Tensor]  # rows and columns, [n] each
+_WIDTH = 16  # likewise for the rows side by side of which attention is taken
 
 
-def read(trunk: PreTrainedModel, tokens: Tensor, places: Places, shared: int = 0) -> Tensor:
-    """Hidden states [n, D] at some places of rows of tokens [b, T], padded on the right.
+def prepare(model: PreTrainedModel) -> None:
+    """Teach a model to read lines. One whose attention is not the plain causal one is refused with a ValueError."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or not model._supports_sdpa or not model._can_set_attn_implementation():
+        raise ValueError(
+            f"model: {config.model_type} has attention of its own ({', '.join(sorted(kinds))}); "
+            "only models with plain full attention in every layer can be trained and sampled in this process"
+        )
+    model.set_attn_implementation(ATTENTION)
 
-    All rows begin with the same `shared` tokens, such as instructions, and no place lies there: they are read once,
-    and the gradients of all rows meet in them.
+
+def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
+    """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
+    count = len(line.tokens)
+    whole = -(-count // _COUNT) * _COUNT
+    tokens, positions = (nn.functional.pad(x, (0, whole - count))[None] for x in (line.tokens, line.positions))
+    given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+    # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
+    given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": _Rows(line)}
+    if trunk.is_activation_checkpointing:  # it runs layers again later, without hooks
+        return trunk(**given).last_hidden_state[0, places]
+    with last_mlp_at(trunk, (torch.zeros_like(places), places)):
+        return trunk(**given).last_hidden_state[0, places]
+
+
+class _Rows:
+    """Where a line's tokens stand when its rows lie side by side, each behind the shared beginning."""
+
+    def __init__(self, line: Line):
+        lengths = line.lengths
+        self.shared = line.shared
+        width = -(-int(lengths.max()) // _WIDTH) * _WIDTH
+        starts = line.shared + torch.cumsum(lengths, 0) - lengths
+        columns = torch.arange(width, device=lengths.device)
+        used = columns < lengths[:, None]
+        self.places = torch.where(used, starts[:, None] + columns, 0)  # [b, W] in the line
+        self.back = used.nonzero().unbind(1)  # row and column [M] of each token behind the beginning
+        self.mask = None
+        if line.shared:
+            seen = torch.arange(line.shared + width, device=lengths.device) <= line.shared + columns[:, None]
+            self.mask = seen[None, None]  # [1, 1, W, P + W]
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    rows: _Rows | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention of each row to itself and to the shared beginning; without `rows`, that of transformers.
+
+    Queries are [1, heads, N, d], keys and values [1, groups, N, d]; returns [1, N, heads, d].
     """
-    if trunk.is_activation_checkpointing:  # it runs layers again later, without caches and hooks
-        return trunk(input_ids=tokens, use_cache=False).last_hidden_state[places]
-    cache = DynamicCache(config=trunk.config)
-    if shared < _WORTH_SHARING or any(type(layer) is not DynamicLayer for layer in cache.layers):
-        with last_mlp_at(trunk, places):
-            return trunk(input_ids=tokens, use_cache=False).last_hidden_state[places]
-    trunk(input_ids=tokens[:1, :shared], past_key_values=cache, use_cache=True)
-    for layer in cache.layers:
-        layer.keys, layer.values = (kept.expand(len(tokens), -1, -1, -1) for kept in (layer.keys, layer.values))
-    places = places[0], places[1] - shared
-    with last_mlp_at(trunk, places):
-        return trunk(input_ids=tokens[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state[places]
+    if rows is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    shared, heads = rows.shared, query.shape[1]
+    repeat = heads // key.shape[1]
+    key, value = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (key, value))
+    own = [x[0][:, rows.places].transpose(0, 1) for x in (query, key, value)]  # [b, heads, W, d]
+    attended = []
+    if shared:
+        first = [x[:, :, :shared] for x in (query, key, value)]
+        attended.append(nn.functional.scaled_dot_product_attention(*first, is_causal=True, scale=scaling)[0])
+        for number in (1, 2):
+            own[number] = torch.cat([first[number].expand(len(own[number]), -1, -1, -1), own[number]], 2)
+    side = nn.functional.scaled_dot_product_attention(
+        *own, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling
+    )
+    attended.append(side.transpose(0, 1)[:, *rows.back])
+    line = torch.cat(attended, 1)  # [heads, M, d]
+    return nn.functional.pad(line, (0, 0, 0, query.shape[2] - line.shape[1])).transpose(0, 1)[None], None
+
+
+AttentionInterface.register(ATTENTION, _attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 @contextmanager
-def last_mlp_at(trunk: nn.Module, places: Places) -> Iterator[None]:
-    """Run the last layer's perceptron at some places alone; elsewhere the hidden states are then meaningless."""
+def last_mlp_at(trunk: nn.Module, places: tuple[Tensor, Tensor]) -> Iterator[None]:
+    """Run the last layer's perceptron at some places (row and column, [n] each) alone.
+
+    Elsewhere the hidden states are then meaningless.
+    """
     layers = getattr(trunk, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not isinstance(getattr(layers[-1], "mlp", None), nn.Module):
         yield  # an architecture with other names is read whole

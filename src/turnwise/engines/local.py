@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.trunk import last_mlp_at
+from turnwise.trunk import last_mlp_at, prepare
 from turnwise.types import Generation, Sampling
 
 _ROOM = 64  # cache columns are added in such steps
@@ -135,12 +135,7 @@ class LocalEngine:
     """Continuous batching over a transformers causal language model."""
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], precision: AbstractContextManager[object]):
-        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise ValueError(
-                f"model: {model.config.model_type} has layers of {', '.join(sorted(kinds))}; "
-                "the engine in this process serves only models with full attention in every layer"
-            )
+        prepare(model)
         self.model = model
         self.version = 0
         self._stop_ids = stop_ids

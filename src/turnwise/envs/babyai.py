@@ -8,7 +8,6 @@ Some (colour, kind) pairs are held out: no training mission asks for one, every 
 
 from __future__ import annotations
 
-import difflib
 import re
 import string
 from typing import Any
@@ -22,6 +21,8 @@ from minigrid.core.world_object import Door, Wall, WorldObj
 from minigrid.envs.babyai.core import verifier
 from minigrid.envs.babyai.core.roomgrid_level import RejectSampling, RoomGridLevel
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
+
+from turnwise.envs.phrases import Phrases, one_of
 
 TASKS = ("goto", "pickup", "open", "putnext", "pick_up_seq_go_to")
 SPLITS = ("train", "test")
@@ -156,20 +157,6 @@ class Level(RoomGridLevel):
         return missions.get(self.task) or self._rand_elem(in_order)
 
 
-class Phrases(spaces.Text):
-    """A text space that holds only these phrases."""
-
-    def __init__(self, phrases: tuple[str, ...]):
-        super().__init__(max(map(len, phrases)), charset=frozenset("".join(phrases)))
-        self.phrases = phrases
-
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
-        return self.phrases[self.np_random.integers(len(self.phrases))]
-
-    def contains(self, x: Any) -> bool:
-        return x in self.phrases
-
-
 class BabyAIText(gymnasium.Env[dict[str, Any], str]):
     """One of the five BabyAI tasks as text, with a new level at each reset.
 
@@ -184,9 +171,9 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
     def __init__(self, task: str = "goto", split: str = "train", distractors: int = 0, instructions: str = "brief"):
         if distractors not in range(MAX_DISTRACTORS + 1):
             raise ValueError(f"distractors is {distractors!r}, but must be a whole number from 0 to {MAX_DISTRACTORS}.")
-        self.task = _one_of("task", task, TASKS)
-        self.level = Level(task, _one_of("split", split, SPLITS), distractors)
-        self._template = INSTRUCTIONS[_one_of("instructions", instructions, tuple(INSTRUCTIONS))]
+        self.task = one_of("task", task, TASKS)
+        self.level = Level(task, one_of("split", split, SPLITS), distractors)
+        self._template = INSTRUCTIONS[one_of("instructions", instructions, tuple(INSTRUCTIONS))]
         text = spaces.Text(max_length=4096, charset=string.printable)
         self.observation_space = spaces.Dict({"text": text, "instructions": text})
         self.action_space = Phrases(self.actions)
@@ -206,7 +193,7 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
         return self._observe(shown["text"]), info
 
     def step(self, action: str) -> tuple[dict[str, str], float, bool, bool, dict[str, Any]]:
-        index = self.actions.index(_one_of("action", action, self.actions))
+        index = self.actions.index(one_of("action", action, self.actions))
         shown, reward, success, at_limit, _ = self.level.step(index)
         observation = self._observe(shown["text"])
         if self._advice is not None and not (success or at_limit):
@@ -284,11 +271,3 @@ def goals(mission: str) -> list[tuple[str, str]]:
 def _holds(text: str, wanted: tuple[str, str]) -> bool:
     carried = CARRIED.match(text)
     return carried is not None and carried[2] == wanted[1] and wanted[0] in ("", carried[1])
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value in allowed:
-        return value
-    near = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"{key} is {value!r}{hint}, but must be one of: {', '.join(allowed)}.")
