@@ -1,12 +1,20 @@
-"""python -m benchmarks [horizon] [slow_slot]"""
+"""python -m benchmarks [NAME ...]: these, or the quick ones."""
 
 import sys
 
-from benchmarks import horizon, slow_slot
+from benchmarks import collect, credit, horizon, sample, slow_slot, train_step, update
 
-ALL = {"horizon": horizon.main, "slow_slot": slow_slot.main}
+QUICK = {
+    "credit": credit.main,
+    "collect": collect.main,
+    "update": update.main,
+    "horizon": horizon.main,
+    "slow_slot": slow_slot.main,
+}
+WITH_PEERS = {"train_step": train_step.main, "sample": sample.main}  # they install gigabytes of other projects first
+ALL = QUICK | WITH_PEERS
 
-for name in sys.argv[1:] or ALL:
+for name in sys.argv[1:] or QUICK:
     if name not in ALL:
         sys.exit(f"unknown benchmark {name!r}; there are {', '.join(ALL)}")
     ALL[name]()

@@ -44,6 +44,20 @@ def rss_mib() -> float:
     return pages * 4096 / 2**20
 
 
+def product_rate(device: torch.device, size: int = 2048, rounds: int = 20) -> dict[str, float]:
+    """GFLOP/s of square matrix products, the best of some rounds, by precision: what nothing else can exceed."""
+    rates = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            float((a @ b)[0, 0])  # waits for a GPU too
+            seconds.append(time.perf_counter() - start)
+        rates[name] = 2 * size**3 / min(seconds) / 1e9
+    return rates
+
+
 def record(name: str, figures: dict[str, Any]) -> None:
     """Print the figures and keep them."""
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -1,5 +1,6 @@
 """What a user meets: commands, and one clear sentence for each mistake."""
 
+import itertools
 import json
 import os
 import signal
@@ -82,6 +83,18 @@ def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:
     events = EventAccumulator(str(recipe.parent / "run" / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("turns/valid")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("tolerance", "iterations"), [(0.0, 6), (1.0, 2)])
+def test_warm_up_ends_early_only_where_a_tolerance_says_so(recipe: Path, tolerance: float, iterations: int) -> None:
+    """Even where the critic's loss rises, as it does at such a learning rate; no loss can fall by its whole."""
+    warmup = ["warmup.w_iter=6", f"warmup.tolerance={tolerance}", "update.critic_lr=0.3", "steps=0"]
+    assert run("train", recipe, *warmup) == 0
+    lines = [json.loads(line) for line in (recipe.parent / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["critic/loss"] for line in lines if "warmup/iteration" in line]
+    assert len(losses) == iterations
+    if not tolerance:
+        assert any(after > before for before, after in itertools.pairwise(losses))
 
 
 def test_eval_shows_the_run_beside_a_random_player(recipe: Path, capsys: Any) -> None:

@@ -34,11 +34,15 @@ def prepare(model: PreTrainedModel) -> None:
     model.set_attn_implementation(ATTENTION)
 
 
+def padded(count: int) -> int:
+    """How many tokens or places are computed for so many."""
+    return -(-count // _COUNT) * _COUNT
+
+
 def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
     """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
-    count = len(line.tokens)
-    whole = -(-count // _COUNT) * _COUNT
-    tokens, positions = (nn.functional.pad(x, (0, whole - count))[None] for x in (line.tokens, line.positions))
+    missing = padded(len(line.tokens)) - len(line.tokens)
+    tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
     given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
     given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": _Rows(line)}
@@ -85,18 +89,15 @@ def _attend(
     shared, heads = rows.shared, query.shape[1]
     repeat = heads // key.shape[1]
     key, value = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (key, value))
-    own = [x[0][:, rows.places].transpose(0, 1) for x in (query, key, value)]  # [b, heads, W, d]
-    attended = []
+    attention = nn.functional.scaled_dot_product_attention
+    q, k, v = (x[0][:, rows.places].transpose(0, 1) for x in (query, key, value))  # [b, heads, W, d]
+    beginning = []
     if shared:
-        first = [x[:, :, :shared] for x in (query, key, value)]
-        attended.append(nn.functional.scaled_dot_product_attention(*first, is_causal=True, scale=scaling)[0])
-        for number in (1, 2):
-            own[number] = torch.cat([first[number].expand(len(own[number]), -1, -1, -1), own[number]], 2)
-    side = nn.functional.scaled_dot_product_attention(
-        *own, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling
-    )
-    attended.append(side.transpose(0, 1)[:, *rows.back])
-    line = torch.cat(attended, 1)  # [heads, M, d]
+        first_q, first_k, first_v = (x[:, :, :shared] for x in (query, key, value))
+        beginning = [attention(first_q, first_k, first_v, is_causal=True, scale=scaling)[0]]
+        k, v = (torch.cat([x.expand(len(own), -1, -1, -1), own], 2) for x, own in ((first_k, k), (first_v, v)))
+    side = attention(q, k, v, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling)
+    line = torch.cat([*beginning, side.transpose(0, 1)[:, *rows.back]], 1)  # [heads, M, d]
     return nn.functional.pad(line, (0, 0, 0, query.shape[2] - line.shape[1])).transpose(0, 1)[None], None
 
 
@@ -111,19 +112,20 @@ def last_mlp_at(trunk: nn.Module, places: tuple[Tensor, Tensor]) -> Iterator[Non
     Elsewhere the hidden states are then meaningless.
     """
     layers = getattr(trunk, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not isinstance(getattr(layers[-1], "mlp", None), nn.Module):
+    mlp = getattr(layers[-1], "mlp", None) if isinstance(layers, nn.ModuleList) else None
+    if not isinstance(mlp, nn.Module):
         yield  # an architecture with other names is read whole
         return
     whole: list[Tensor] = []
 
     def gather(_: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
         whole.append(given[0])
-        return nn.functional.pad(given[0][places], (0, 0, 0, -len(places[0]) % _COUNT))
+        return nn.functional.pad(given[0][places], (0, 0, 0, padded(len(places[0])) - len(places[0])))
 
     def scatter(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return torch.zeros_like(whole.pop(), dtype=output.dtype).index_put(places, output[: len(places[0])])
 
-    hooks = (layers[-1].mlp.register_forward_pre_hook(gather), layers[-1].mlp.register_forward_hook(scatter))
+    hooks = mlp.register_forward_pre_hook(gather), mlp.register_forward_hook(scatter)
     try:
         yield
     finally:

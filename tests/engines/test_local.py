@@ -210,6 +210,43 @@ def test_who_has_a_reply_may_ask_again_at_once(engine):
             assert_same(generation, alone(engine, prompt, sampling))
 
 
+def tokens_read(engine: LocalEngine, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """How many prompt tokens the model reads for each prompt, asked one after the other for replies of 3 tokens."""
+    read: list[int] = []
+    hook = engine.model.get_decoder().register_forward_pre_hook(lambda _, given: read.append(given[0].numel()))
+    for prompt in prompts:
+        read.append(-1)
+        alone(engine, prompt, Sampling(3))
+    hook.remove()
+    return [read[place + 1] for place, count in enumerate(read) if count == -1]
+
+
+def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(tiny):
+    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+    start = PROMPTS[1]  # 40 tokens
+    reply = alone(engine, start, Sampling(3)).token_ids
+    longer = (*start, *reply, 7, 8)
+    assert tokens_read(engine, [longer]) == [3]  # the last sampled token was never read
+    assert tokens_read(engine, [longer]) == [1]
+    assert tokens_read(engine, [(*start[:30], 9, 9)]) == [2]
+    assert tokens_read(engine, [PROMPTS[4]]) == [len(PROMPTS[4])]
+    engine.load({}, 1)
+    assert tokens_read(engine, [longer]) == [len(longer)]
+
+
+def test_a_conversation_goes_on_in_its_own_row(tiny):
+    """So the cache does not grow with the turns of an episode."""
+    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+    prompts = {n: PROMPTS[n] for n in (1, 4, 6)}
+    for turn in range(4):
+        replies = together(engine, [(prompt, Sampling(3, seed=turn)) for prompt in prompts.values()])
+        prompts = {
+            n: (*prompt, *reply.token_ids, turn) for (n, prompt), reply in zip(prompts.items(), replies, strict=True)
+        }
+        assert len(engine._cache._held) == 3
+        assert tokens_read(engine, [prompts[1]]) == [2]
+
+
 def test_other_seeds_give_other_tokens(engine):
     replies = {alone(engine, PROMPTS[0], Sampling(24, seed=seed)).token_ids for seed in range(8)}
     assert len(replies) == 8

@@ -127,8 +127,8 @@ class _Cache:
             width = max(len(self._held[one]), len(self._held[other]))
             for tensor in (*self._keys, *self._values):
                 tensor[[one, other], :, :width] = tensor[[other, one], :, :width]
-            for each in (self._held, self._rested):
-                each[one], each[other] = each[other], each[one]
+            self._held[one], self._held[other] = self._held[other], self._held[one]
+            self._rested[one], self._rested[other] = self._rested[other], self._rested[one]
 
 
 class LocalEngine:

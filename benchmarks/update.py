@@ -1,0 +1,94 @@
+"""How near does the update come to what the processor can do? By model size, and by how much row lengths differ."""
+
+import statistics
+import time
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.common import product_rate, record, rss_mib
+from turnwise.advantages.gae import DualGAE
+from turnwise.batch import Batch, pack
+from turnwise.config import KLConfig, ModelConfig, UpdateConfig
+from turnwise.models import arithmetic, pick_device
+from turnwise.policy import Policy
+from turnwise.trunk import padded
+from turnwise.types import Generation, Observation, Segment, Turn
+from turnwise.update import Optimizers, assign_credit, update
+
+ROUNDS = 3
+TURNS, REPLY = 256, 16
+SIZES = {"2M": (256, 3), "10M": (448, 5), "50M": (896, 6)}  # width and layers
+SPREADS = {"even": (128, 128), "4x": (52, 208)}  # shortest and longest row, in tokens
+
+
+def main() -> None:
+    device = pick_device("auto")
+    precision = arithmetic(ModelConfig().precision, device)
+    config = UpdateConfig(minibatch=64, micro_tokens=2048 if device.type == "cpu" else 16384)
+    figures: dict[str, float] = {f"product_gflops_{name}": rate for name, rate in product_rate(device).items()}
+    best = max(figures.values())
+    policies = {}
+    for name, (width, layers) in SIZES.items():
+        model = small_model(width, layers).to(device)  # pyright: ignore[reportArgumentType]
+        policies[name] = Policy(model, "separate", reference=False, precision=precision)
+        figures[f"parameters_{name}"] = sum(p.numel() for p in model.parameters())
+    seconds: dict[str, list[float]] = {}
+    work: dict[str, float] = {}
+    for _ in range(ROUNDS + 1):  # the first warms up
+        for size, policy in policies.items():
+            optimizers = Optimizers(policy, config, 1_000)
+            for spread, (shortest, longest) in SPREADS.items():
+                batch = made_up(shortest, longest)
+                credit = assign_credit(batch, policy.score(batch, config.micro_tokens), DualGAE(), 0.0)
+                name = f"{size}_{spread}"
+                if name not in work:
+                    with FlopCounterMode(display=False) as counter:
+                        update(policy, optimizers, batch, credit, config, KLConfig(), seed=0)
+                    work[name] = counter.get_total_flops()
+                    seconds[name] = []
+                    figures[f"padding_{name}"] = padding(batch, config)
+                    continue
+                start = time.perf_counter()
+                update(policy, optimizers, batch, credit, config, KLConfig(), seed=0)
+                seconds[name].append(time.perf_counter() - start)
+                figures[f"tokens_{name}"] = len(batch.tokens)
+    for name, series in seconds.items():
+        taken = statistics.median(series)
+        figures[f"tokens_per_s_{name}"] = 2 * figures.pop(f"tokens_{name}") / taken  # actor and critic read them
+        figures[f"gflops_{name}"] = work[name] / taken / 1e9
+        figures[f"share_of_products_{name}"] = work[name] / taken / 1e9 / best
+    record("update", {**figures, "rss_mib": rss_mib()})
+
+
+def small_model(width: int, layers: int) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=512, hidden_size=width, intermediate_size=width * 5 // 2, num_hidden_layers=layers,
+            num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), max_position_embeddings=4096,
+            tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+
+
+def made_up(shortest: int, longest: int) -> Batch:
+    """Turns of random tokens that share no beginning, with row lengths spread evenly."""
+    luck = torch.Generator().manual_seed(1)
+    segments = []
+    for number in range(TURNS):
+        length = shortest + (longest - shortest) * number // (TURNS - 1)
+        ids = torch.randint(0, 512, (length,), generator=luck).tolist()
+        generation = Generation(tuple(ids[-REPLY:]), (-6.0,) * REPLY, "length", 0)
+        turn = Turn(Observation(""), tuple(ids[:-REPLY]), generation, None, 0, float(number % 2), "", "", "")
+        segments.append(Segment(number, 0, "", (turn,), "terminated", (), None))
+    return pack(segments)
+
+
+def padding(batch: Batch, config: UpdateConfig) -> float:
+    """The share of padding among the tokens that the layers read in one epoch."""
+    order = torch.randperm(len(batch.trained_rows), generator=torch.Generator().manual_seed(0))
+    parts = batch.trained_rows[order].split(config.minibatch)
+    lines = [len(m.line.tokens) for part in parts for m in batch.micros(part, config.micro_tokens, finals=False)]
+    return 1 - sum(lines) / sum(padded(tokens) for tokens in lines)

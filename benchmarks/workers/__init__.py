@@ -1,0 +1,1 @@
+"""One contestant a file, each run as a process of its own; `serve` is what they share."""

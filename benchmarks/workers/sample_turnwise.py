@@ -1,0 +1,32 @@
+"""The engine that samples inside the training process."""
+
+import asyncio
+import time
+
+from benchmarks.workers.serve import Line
+from turnwise.config import ModelConfig
+from turnwise.engines.local import LocalEngine
+from turnwise.models import arithmetic, open_model
+from turnwise.types import Sampling
+
+
+def main() -> None:
+    line = Line()
+    job = line.job
+    model, _ = open_model(ModelConfig(path=job.model, device="cpu"))
+    engine = LocalEngine(model, frozenset(), arithmetic(job.precision, model.device))
+
+    async def sample(prompts: list[list[int]]) -> int:
+        sampling = Sampling(job.reply_tokens)
+        replies = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
+        return sum(len(reply.token_ids) for reply in replies)
+
+    for number, request in enumerate(line.requests()):
+        engine.load(model.state_dict(), number)  # forgets the prompts, which are the same in every round
+        start = time.perf_counter()
+        sampled = sum(asyncio.run(sample(prompts)) for prompts in job.parts(**request))
+        line.answer(sampled=sampled, seconds=time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()

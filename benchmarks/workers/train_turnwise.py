@@ -1,0 +1,71 @@
+"""Turnwise, as `Training.step` does it, with the environments left out: engine, pack, score, credit, update.
+
+With --shared its critic is a head on the actor's trunk, and there is no reference.
+"""
+
+import asyncio
+import sys
+
+from benchmarks.workers.serve import Job, Line, reward
+from turnwise.batch import pack
+from turnwise.config import parse_config
+from turnwise.engines.local import LocalEngine
+from turnwise.models import arithmetic, open_model
+from turnwise.policy import Policy
+from turnwise.progress import Clock
+from turnwise.protocols import Engine
+from turnwise.seeds import derive
+from turnwise.types import Action, Observation, Sampling, Segment, Turn
+from turnwise.update import Optimizers, assign_credit, update
+
+
+def main() -> None:
+    line = Line()
+    job = line.job
+    shared = "--shared" in sys.argv
+    config = parse_config(
+        {
+            "model": {"path": job.model, "device": "cpu", "critic": "shared" if shared else "separate"},
+            "kl": {"reward": 0.0 if shared else 1e-3},
+            "update": {"minibatch": job.minibatch, "micro_tokens": 2048},  # as babyai-quick has it
+        }
+    )
+    model, _ = open_model(config.model)
+    precision = arithmetic(job.precision, model.device)
+    policy = Policy(model, config.model.critic, not shared, config.rollout.temperature, precision)
+    optimizers = Optimizers(policy, config.update, total_steps=0)
+    engine = LocalEngine(policy.actor, frozenset(), precision)  # nothing stops a reply before its last token
+    advantage = config.advantage.make("advantage")
+    for number, _ in enumerate(line.requests()):
+        clock, taken = Clock(), optimizers.taken
+        segments = asyncio.run(collect(engine, job, number))
+        clock.lap("collect")
+        batch = pack(segments)
+        scores = policy.score(batch, config.update.micro_tokens)
+        credit = assign_credit(batch, scores, advantage, config.kl.reward)
+        update(policy, optimizers, batch, credit, config.update, config.kl, seed=number)
+        engine.load(policy.actor.state_dict(), number + 1)
+        clock.lap("update")
+        turns = sum(len(segment.turns) for segment in segments)
+        line.answer(turns=turns, sampled=int(batch.sampled.sum()), steps=optimizers.taken - taken, **clock.laps)
+
+
+async def collect(engine: Engine, job: Job, number: int) -> list[Segment]:
+    """Every slot plays its turns one after the other, all slots at once."""
+
+    async def play(slot: int) -> Segment:
+        turns = []
+        for wave in job.waves:
+            prompt = job.prompts[wave[slot]]
+            sampling = Sampling(job.reply_tokens, seed=derive(number, wave[slot]))
+            reply = await engine.generate(prompt, sampling)
+            action = Action("", "valid", "", "", 0)
+            gain = reward(reply.token_ids)
+            turns.append(Turn(Observation(""), tuple(prompt), reply, action, job.reply_tokens, gain, "", "", ""))
+        return Segment(slot, 0, "", tuple(turns), "cut", tuple(job.next_prompts[slot]), None)
+
+    return await asyncio.gather(*(play(slot) for slot in range(len(job.next_prompts))))
+
+
+if __name__ == "__main__":
+    main()

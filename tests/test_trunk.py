@@ -1,0 +1,103 @@
+"""Rows in one line, read by a model, are what they are when it reads each by itself."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from turnwise.batch import Line
+from turnwise.models import arithmetic
+from turnwise.trunk import last_mlp_at, prepare, read
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2)).eval()
+
+
+def ids(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def line_of(beginning: Tensor, rests: list[Tensor]) -> Line:
+    shared = len(beginning)
+    positions = [torch.arange(shared), *(shared + torch.arange(len(rest)) for rest in rests)]
+    lengths = torch.tensor([len(rest) for rest in rests])
+    return Line(torch.cat([beginning, *rests]), torch.cat(positions), shared, lengths)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 20])
+@pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 17, 1], [64, 64]])
+def test_a_line_is_read_as_its_rows_are(shared, lengths):
+    model = llama()
+    beginning, rests = ids(shared), [ids(length, seed=number + 1) for number, length in enumerate(lengths)]
+    with torch.no_grad():
+        expected = [model.model(torch.cat([beginning, rest])[None]).last_hidden_state[0, shared:] for rest in rests]
+        prepare(model)
+        places = torch.arange(shared, shared + sum(lengths))
+        found = read(model.model, line_of(beginning, rests), places)
+    assert torch.allclose(found, torch.cat(expected), atol=1e-5)
+
+
+def test_gradients_of_all_rows_meet_in_their_beginning():
+    apart, together = llama(), llama()
+    beginning, rests = ids(20), [ids(length, seed=length) for length in (3, 9, 6)]
+    for rest in rests:
+        apart.model(torch.cat([beginning, rest])[None]).last_hidden_state[0, -1].sum().backward()
+    prepare(together)
+    lasts = 20 + torch.tensor([3, 12, 18]) - 1
+    read(together.model, line_of(beginning, rests), lasts).sum().backward()
+    for one, other in zip(apart.model.parameters(), together.model.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-4 * float(one.grad.abs().max()))
+
+
+def test_a_prepared_model_still_generates_and_reads_as_before():
+    plain, prepared = llama(), llama()
+    prepare(prepared)
+    prompts = ids(2, 7)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    for model in (plain, prepared):
+        assert model(prompts, attention_mask=mask).logits.shape == (2, 7, 50)
+    assert torch.allclose(plain(prompts, attention_mask=mask).logits, prepared(prompts, attention_mask=mask).logits)
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 5, "pad_token_id": 0}
+    assert torch.equal(plain.generate(prompts, **options), prepared.generate(prompts, **options))
+
+
+def test_the_last_perceptron_runs_at_some_places_alone():
+    model = llama()
+    tokens, places = ids(3, 8), (torch.tensor([0, 2, 2]), torch.tensor([7, 0, 3]))
+    with torch.no_grad():
+        whole = model.model(tokens).last_hidden_state[places]
+        with last_mlp_at(model.model, places):
+            assert torch.allclose(model.model(tokens).last_hidden_state[places], whole, atol=1e-6)
+        assert torch.equal(model.model(tokens).last_hidden_state[places], whole)  # the hooks have gone
+
+
+def test_an_architecture_with_other_names_is_read_whole():
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4)).eval()
+    row = ids(9)
+    with torch.no_grad():
+        expected = model.transformer(row[None]).last_hidden_state[0]
+        prepare(model)
+        found = read(model.transformer, line_of(row[:0], [row]), torch.arange(9))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_sliding_windows_are_refused():
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(**SMALL, num_key_value_heads=2, **window))
+    with pytest.raises(ValueError, match="sliding_attention"):
+        prepare(deepcopy(model))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_precision_is_bf16_only_where_it_is_faster(monkeypatch, fast):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: fast)
+    assert isinstance(arithmetic("auto", torch.device("cpu")), torch.autocast) == fast
+    assert isinstance(arithmetic("bf16", torch.device("cpu")), torch.autocast)
+    assert not isinstance(arithmetic("fp32", torch.device("cpu")), torch.autocast)
