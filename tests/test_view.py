@@ -203,7 +203,9 @@ def test_markup_in_names_is_text() -> None:
 @pytest.mark.parametrize("width", [30, 60, 200])
 def test_any_width_will_do(width: int) -> None:
     watched = Watched(width, tasks=["a task with a name that goes on and on and on", *TASKS])
-    watched.step(12, {**FULL, "episodes/failed": 1}, [("x" * 100, 5)], "crash " * 100)
+    screen = plain(watched.step(12, {**FULL, "episodes/failed": 1}, [("x" * 100, 5)], "crash " * 100))
+    assert max(map(cell_len, screen.splitlines())) <= width
+    assert "step 1" in screen
 
 
 @pytest.mark.parametrize("height", [24, 30])
@@ -300,11 +302,11 @@ def test_a_terminal_without_box_characters_gets_lines() -> None:
 
 
 def test_no_steps_at_all() -> None:
-    view = View(
-        Config(steps=0), Path("x"), 0, Console(file=StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
-    )
+    file = StringIO()
+    view = View(Config(steps=0), Path("x"), 0, Console(file=file, force_terminal=True, _environ={"TERM": "xterm"}))
     with view:
         pass
+    assert row(file.getvalue(), "step 0/0")
 
 
 def test_clock() -> None:

@@ -102,7 +102,7 @@ class Batch:
         read = torch.cat([beginning, rests])
         counts = self.sampled_per_row[rows]
         index = _spans((torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row)[rows], counts)
-        chosen = self._sampled[index]
+        chosen = self._chosen[index]
         local = torch.full_like(self.row_lengths, -1).index_put((rows,), torch.arange(len(rows)))
         of_segments = torch.where(self.final_rows >= 0, local[self.final_rows], -1) if finals else self.final_rows[:0]
         segments = (of_segments >= 0).nonzero()[:, 0]
@@ -126,7 +126,7 @@ class Batch:
         return same if same >= _WORTH_SHARING else 0
 
     @cached_property
-    def _sampled(self) -> Tensor:
+    def _chosen(self) -> Tensor:
         """[N] where the sampled tokens stand among all."""
         return self.sampled.nonzero()[:, 0]
 
@@ -144,13 +144,13 @@ class Batch:
     def _first_asked(self) -> Tensor:
         """[B] the column before the first sampled token, or the last column where none is sampled."""
         return (self.row_lengths - 1).scatter_reduce(
-            0, self._rows[self._sampled], self._columns[self._sampled] - 1, reduce="amin"
+            0, self._rows[self._chosen], self._columns[self._chosen] - 1, reduce="amin"
         )
 
     def _reach(self, finals: bool) -> Tensor:
         """[B] how many tokens of each row must be read."""
         reach = torch.zeros_like(self.row_lengths).scatter_reduce_(
-            0, self._rows[self._sampled], self._columns[self._sampled], reduce="amax"
+            0, self._rows[self._chosen], self._columns[self._chosen], reduce="amax"
         )
         if finals:
             ended = self.final_rows[self.final_rows >= 0]

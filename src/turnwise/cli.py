@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _keep_freed_memory() -> None:
     """Let the allocator of glibc keep what is freed: else each large tensor is cleared page by page by the system."""
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(mmap_threshold, 2**30)

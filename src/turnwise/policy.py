@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.batch import Batch, Micro
-from turnwise.trunk import prepare, read
-
-_COUNT = 64
+from turnwise.trunk import padded, prepare, read
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class Policy(nn.Module):
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.
-        filled = nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % _COUNT))
+        filled = nn.functional.pad(hidden, (0, 0, 0, padded(len(hidden)) - len(hidden)))
         logits = model.lm_head(filled)[: len(hidden)].float() / self.temperature
         logprobs = torch.log_softmax(logits, dim=-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)

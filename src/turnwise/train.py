@@ -3,6 +3,7 @@
 collect turns -> pack them into rows -> judge them -> credit them -> update -> publish -> record -> save.
 """
 
+import math
 from dataclasses import asdict
 from threading import Event
 from typing import Any
@@ -122,8 +123,8 @@ class Training:
             )  # fmt: skip
             progress.fitted += 1
             before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
-            gained = 0.0 if before is None else before - progress.critic_loss
-            converged = before is not None and warmup.tolerance > 0 and gained < warmup.tolerance * before
+            gained = math.inf if before is None else (before - progress.critic_loss) / before
+            converged = warmup.tolerance > 0 and gained < warmup.tolerance
             progress.warm = converged or progress.fitted >= warmup.w_iter
             self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
             self.view.say(

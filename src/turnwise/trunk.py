@@ -84,6 +84,9 @@ def _attend(
 
     Queries are [1, heads, N, d], keys and values [1, groups, N, d]; returns [1, N, heads, d].
     """
+    refused = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if refused:
+        raise ValueError(f"model: its attention needs {', '.join(refused)}, which reading in one line does not do")
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     shared, heads = rows.shared, query.shape[1]

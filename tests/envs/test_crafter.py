@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from turnwise.envs import crafter as ours
 from turnwise.envs.crafter import DIRECTIONS, WINDOW, CrafterText
 from turnwise.envs.crafter_world import draw_world, noise
 
@@ -25,7 +24,7 @@ def staged(monkeypatch, things=None, ground="sand", place=(32, 32), **arguments)
     """A world of nothing but `ground` and these things, by offset from the player. On sand nobody ever appears."""
     size = (64, 64)
     flat = lambda *_: (np.full(size, ground), np.full(size, ""))  # noqa: E731
-    monkeypatch.setattr(ours, "draw_world", flat)
+    monkeypatch.setattr("turnwise.envs.crafter_game.draw_world", flat)
     env = CrafterText(**arguments)
     env.reset(seed=0)
     world, player = env.game._world, env.game.player
@@ -495,6 +494,7 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(arguments, message):
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "crafter", None)
+    monkeypatch.delitem(sys.modules, "turnwise.envs.crafter_game", raising=False)
     with pytest.raises(ValueError, match=r"^Crafter is not installed: pip install turnwise\[crafter\]$"):
         CrafterText()
 

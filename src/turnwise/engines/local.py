@@ -118,8 +118,8 @@ class _Cache:
         for kept in (self._keys, self._values):
             for layer, old in enumerate(kept):
                 if old.shape[0] < rows or old.shape[2] < columns:
-                    more = rows if old.shape[0] >= rows else max(rows, old.shape[0] * 3 // 2)
-                    kept[layer] = old.new_zeros((max(more, old.shape[0]), old.shape[1], columns, old.shape[3]))
+                    height = old.shape[0] if old.shape[0] >= rows else max(rows, old.shape[0] * 3 // 2)
+                    kept[layer] = old.new_zeros((height, old.shape[1], columns, old.shape[3]))
                     kept[layer][: old.shape[0], :, : old.shape[2]] = old
 
     def _swap(self, one: int, other: int) -> None:

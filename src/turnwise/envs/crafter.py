@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 
-from turnwise.envs.crafter_world import draw_world
+from turnwise.envs.crafter_world import EDGE
 from turnwise.envs.phrases import Phrases, one_of
 
 DIRECTIONS = {"West": (-1, 0), "East": (1, 0), "North": (0, -1), "South": (0, 1)}  # in Crafter's order of actions
@@ -34,7 +33,6 @@ STATUS = {  # by style, of the sleeping and of the dead
     "clean": ("You are asleep.\n", "You died.\n"),
     "balrog": ("You are sleeping, and will not be able take actions until energy is full.\n\n", "You died.\n\n"),
 }
-EDGE = "edge of the world"
 VITALS = ("health", "food", "drink", "energy")
 
 GOALS = (  # in the order in which the script works on them; a plant takes too long to ripen for it
@@ -362,70 +360,7 @@ def _is(found: str, kind: str) -> bool:
 
 
 def open_game() -> Any:
-    """A game of Crafter that is a function of its seed, and of nothing that is outside of it."""
     try:
-        crafter = importlib.import_module("crafter")
+        return importlib.import_module("turnwise.envs.crafter_game").Game()
     except ImportError as error:
         raise ValueError("Crafter is not installed: pip install turnwise[crafter]") from error
-    constants, objects = crafter.constants, crafter.objects
-
-    class Game(crafter.Env):
-        """Crafter without pictures, with our worlds, and with crafting allowed at the edge of the world."""
-
-        def __init__(self) -> None:
-            super().__init__(length=None, seed=0)
-            self._world.nearby = self._nearby
-
-        @property
-        def player(self) -> Any:
-            return self._player
-
-        def begin(self, seed: int) -> None:
-            world, (width, height) = self._world, self._area
-            world.reset(seed)
-            self._step = 0
-            self._update_time()
-            self._player = objects.Player(world, (width // 2, height // 2))
-            self._last_health, self._unlocked = self._player.health, set()
-            world.add(self._player)
-            materials, creatures = draw_world(world.random, width, height)
-            for x, y in np.ndindex(width, height):
-                world[x, y] = materials[x, y]
-                if creature := str(creatures[x, y]):
-                    known = () if creature == "cow" else (self._player,)
-                    world.add(getattr(objects, creature.capitalize())(world, (x, y), *known))
-
-        def kind(self, place: tuple[int, int]) -> str:
-            """What a cell shows: the creature or plant in it, else its material."""
-            material, thing = self._world[place]
-            if thing is None:
-                return material or EDGE
-            return "ripe plant" if thing.texture == "plant-ripe" else type(thing).__name__.lower()
-
-        def recipe(self, verb: str, thing: str) -> dict[str, Any]:
-            return getattr(constants, verb)[thing]
-
-        def beside(self, material: str) -> bool:
-            return material in self._nearby(self._player.pos, 1)[0]
-
-        def render(self, size: Any = None) -> Any:
-            random = self._world.random.get_state()  # a picture of the night draws noise, and must not change the game
-            try:
-                return super().render(size)
-            finally:
-                self._world.random.set_state(random)
-
-        def _obs(self) -> None:
-            """Each step would draw a picture, at more than the cost of everything else."""
-
-        def _nearby(self, pos: Any, distance: int) -> tuple[set[Any], set[Any]]:
-            # The original finds nothing in the first row and column, where its slices begin below 0.
-            around = range(-distance, distance + 1)
-            cells = [self._world[pos[0] + x, pos[1] + y] for x in around for y in around]
-            return {material for material, _ in cells}, {thing for _, thing in cells if thing}
-
-        def _balance_chunk(self, chunk: Any, creatures: Any) -> None:
-            # The original chooses from a set, whose order is that of memory addresses.
-            super()._balance_chunk(chunk, sorted(creatures, key=lambda creature: tuple(creature.pos)))
-
-    return Game()

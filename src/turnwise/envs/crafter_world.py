@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 
+EDGE = "edge of the world"  # the kind of every cell beyond
+
 
 def draw_world(random: np.random.RandomState, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
     """The materials and the creatures ("" for none) of a world of Crafter, as arrays of names, indexed [x, y]."""
