@@ -46,7 +46,7 @@ def segment(
 ) -> Segment:
     """A segment; `final` is its next prompt, and is left out where it terminated."""
     acted = sum(not one.of_memory for one in turns)
-    outcome = None if end == "cut" else Outcome(success, sum(one.reward for one in turns), acted)
+    outcome = None if end == "cut" else Outcome(success, sum(one.reward for one in turns), acted, 0, None)
     return Segment(slot, episode, task, turns, end, () if end == "terminated" else tuple(final), outcome)
 
 

@@ -73,6 +73,14 @@ def evaluate_model(
     config: Config, engine: Engine, renderer: Renderer, finished: Callable[[], object] = lambda: None
 ) -> list[Result]:
     """Play `evaluation.episodes` held-out episodes of each task by the model; `finished` hears of each one."""
+    slots = play_held_out(config, engine, renderer, finished)
+    return [_result(task, [slot for slot in slots if slot.task == task]) for task in config.environment.tasks]
+
+
+def play_held_out(
+    config: Config, engine: Engine, renderer: Renderer, finished: Callable[[], object] = lambda: None
+) -> list[Slot]:
+    """The same, told turn by turn: each slot's `segments` are whole episodes."""
     evaluation = config.evaluation
     rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature, "top_p": 1.0, "top_k": 0})
     config = config.model_copy(update={"rollout": rollout})
@@ -96,7 +104,7 @@ def evaluate_model(
     asyncio.run(play_all(play(slot) for slot in slots))
     for slot in slots:
         slot.host.close()
-    return [_result(task, [slot for slot in slots if slot.task == task]) for task in tasks]
+    return slots
 
 
 def _lane_seed(task: str, lane: int, lanes: int, number: int) -> int:

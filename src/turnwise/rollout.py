@@ -216,7 +216,8 @@ class Slot:
 
     def _end(self, end: End, final_prompt: tuple[int, ...], feedback: Feedback) -> None:
         episode = self.episode
-        self._close(end, final_prompt, Outcome(feedback.success, episode.episode_return, episode.turns))
+        outcome = Outcome(feedback.success, episode.episode_return, episode.turns, episode.seed, feedback.progression)
+        self._close(end, final_prompt, outcome)
         if episode.transcript is not None:
             won = {True: "success", False: "failure", None: "no verdict"}[feedback.success]
             tail = f"== {end}: {won}, return {episode.episode_return:.2f}, {episode.turns} turns\n"

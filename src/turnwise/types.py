@@ -69,6 +69,7 @@ class Feedback:
     terminated: bool  # the task itself is over: nothing follows, its value is 0
     truncated: bool  # a time limit stopped it: something would have followed
     success: bool | None  # None where the environment does not tell
+    progression: float | None  # 0 to 1, how much of the task is done; None where the environment does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class Outcome:
     success: bool | None
     episode_return: float  # undiscounted sum of rewards, penalties included
     turns: int  # turns in the environment
+    seed: int  # of the level
+    progression: float | None  # 0 to 1, how much of the task was done; None where the environment does not tell
 
 
 End = Literal["terminated", "truncated", "cut"]

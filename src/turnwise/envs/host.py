@@ -104,7 +104,15 @@ class Host:
                 )
             reward = float(bool(success)) if terminated or truncated else 0.0
         success = None if success is None else bool(success)
-        return Feedback(self._observe(observation, info), reward, terminated, truncated and not terminated, success)
+        progression = info.get("progression", success)
+        try:
+            progression = None if progression is None else float(progression)
+        except (TypeError, ValueError):
+            raise self._failure(f"its info['progression'] is {progression!r}") from None
+        if progression is not None and not 0 <= progression <= 1:
+            raise self._failure(f"its info['progression'] is {progression}, not between 0 and 1")
+        truncated = truncated and not terminated
+        return Feedback(self._observe(observation, info), reward, terminated, truncated, success, progression)
 
     def expert(self) -> str:
         """What the environment's own expert would play now."""
