@@ -156,6 +156,14 @@ def test_evaluation_samples_by_its_own_temperature_and_without_filters(renderer)
     assert config.rollout.temperature == 0.3
 
 
+def test_the_limit_of_training_episodes_does_not_hold_for_judged_ones(renderer):
+    config = play_config(
+        environment={"kwargs": {"limit": 4}}, rollout={"max_episode_turns": 2}, evaluation={"episodes": 3}
+    )
+    (result,) = evaluate_model(config, Scripted(renderer), renderer)
+    assert result.mean_turns == 4
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_model_is_judged_the_same_whatever_the_number_of_slots(tiny, temperature):
     """Its replies are sampled by the seed of the level, not by the slot; BabyAI with few steps would take long."""

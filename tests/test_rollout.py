@@ -126,6 +126,16 @@ def test_slots_are_dealt_the_tasks_in_turn(renderer):
 # -- the ends
 
 
+def test_a_limit_of_ours_truncates_what_the_environment_would_play_on(renderer):
+    (own,) = play(renderer, rollout={"n_env": 1, "e_len": 5}, environment={"kwargs": {"limit": 4}})
+    (ours,) = play(
+        renderer, rollout={"n_env": 1, "e_len": 5, "max_episode_turns": 4}, environment={"kwargs": {"limit": 9}}
+    )
+    assert [(one.end, len(one.turns)) for one in ours] == [("truncated", 4), ("cut", 1)]
+    assert ours[0].final_prompt_ids == own[0].final_prompt_ids
+    assert ours[0].outcome and ours[0].outcome.success is False
+
+
 def test_a_truncated_segment_ends_with_the_final_observation(renderer):
     (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 5}, environment={"kwargs": {"limit": 4}})
     final = renderer.tokenizer.decode(segments[0].final_prompt_ids)

@@ -105,6 +105,7 @@ class RolloutConfig(_Strict):
     n_env: PositiveInt = 32  # environments that live side by side
     e_len: PositiveInt = 8  # turns of each in a batch
     mode: Literal["async", "lockstep"] = "async"
+    max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
     max_reply_tokens: PositiveInt = 512
     temperature: float = Field(default=1.0, gt=0)

@@ -82,7 +82,8 @@ def play_held_out(
 ) -> list[Slot]:
     """The same, told turn by turn: each slot's `segments` are whole episodes."""
     evaluation = config.evaluation
-    rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature, "top_p": 1.0, "top_k": 0})
+    sampling = {"temperature": evaluation.temperature, "top_p": 1.0, "top_k": 0}
+    rollout = config.rollout.model_copy(update={**sampling, "max_episode_turns": None})
     config = config.model_copy(update={"rollout": rollout})
     tasks = list(config.environment.tasks)
     lanes = max(1, min(evaluation.slots // len(tasks), evaluation.episodes))

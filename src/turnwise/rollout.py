@@ -150,7 +150,7 @@ class Slot:
         self._write(observation, text, action, reward)
         if feedback.terminated:
             self._end("terminated", (), feedback)
-        elif feedback.truncated:
+        elif feedback.truncated or episode.turns == self.config.rollout.max_episode_turns:
             self._end("truncated", await self._next_prompt(), feedback)
 
     def _translate(self, said: str) -> str | None:
