@@ -178,7 +178,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ),
         # components
         ("memory: {use: windw}", ["memory.use is 'windw'", "did you mean 'window'", "module:Class"]),
-        ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "dual_gae, gae, monte_carlo"]),
+        ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, monte_carlo"]),
         ("memory: {use: window, turn: 2}", ["unknown key memory.turn", "did you mean 'turns'"]),
         ("memory: {use: window, turns: -1}", ["memory.turns is -1"]),
         ("memory: {use: window, turns: two}", ["memory", "window", "{'turns': 'two'}"]),

@@ -29,6 +29,7 @@ COMPONENTS = {
         "dual_gae": "turnwise.advantages.gae:DualGAE",
         "gae": "turnwise.advantages.gae:token_gae",
         "monte_carlo": "turnwise.advantages.gae:monte_carlo",
+        "bi_level_gae": "turnwise.advantages.bilevel:BiLevelGAE",
     },
 }
 # Arguments that the framework passes by itself.

@@ -26,7 +26,7 @@ class DualGAE:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _fraction(field.name, getattr(self, field.name))
+            fraction(field.name, getattr(self, field.name))
 
     def __call__(self, streams: Streams) -> tuple[Tensor, Tensor]:
         """Advantages and returns (advantage + value), both [N]."""
@@ -43,10 +43,10 @@ class DualGAE:
 
 def token_gae(gamma: float = 1.0, lam: float = 1.0) -> DualGAE:
     """Plain GAE over tokens: the limit where both pairs are equal."""
-    return DualGAE(_fraction("gamma", gamma), _fraction("lam", lam), gamma, lam)
+    return DualGAE(fraction("gamma", gamma), fraction("lam", lam), gamma, lam)
 
 
-def _fraction(key: str, value: float) -> float:
+def fraction(key: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"advantage.{key} is {value}; it must lie between 0 and 1")
     return value

@@ -43,7 +43,7 @@ class Recipe:
     # Share of the teacher's moves that are random: chosen so that play starts below the zero-shot results of
     # Qwen2.5-3B-Instruct in the Verlog report (table 3).
     randomness: dict[str, float] = field(
-        default_factory=lambda: {"goto": 0.71, "pickup": 0.84, "open": 0.76, "putnext": 0.68, "pick_up_seq_go_to": 0.92}
+        default_factory=lambda: {"goto": 0.71, "pickup": 0.84, "open": 0.76, "putnext": 0.68, "pick_up_seq_go_to": 0.97}
     )
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
     turns: int = 2_000  # demonstrated turns a task
