@@ -153,7 +153,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             console.print(f"{name} is left out: {why}", markup=False)
     folder, episodes = _play(arguments, run, suite, console)
     rows = rows_of(episodes)
-    files = files_of(rows, list(missing))
+    files = files_of(rows, suite, list(missing))
     if folder:
         folder.finish(episodes, files)
     console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
@@ -191,14 +191,13 @@ def _play(
     """All players; in the folder's company, where one is asked for."""
     from rich.progress import Progress
 
-    from turnwise.episodes import Folder, Protocol
+    from turnwise.episodes import Folder, protocol_of
     from turnwise.players import OTHERS, Model, open_player, weights_of
     from turnwise.suite import play_suite
 
     name, folder = arguments.player, None
     if arguments.out:
-        environments = {name: config.model_dump(mode="json", exclude={"run"}) for name, config in suite.items()}
-        folder = Folder(arguments.out, Protocol(name, weights_of(run) if run else "", environments))
+        folder = Folder(arguments.out, protocol_of(name, weights_of(run) if run else "", suite))
     if name in OTHERS:
         players = {name: OTHERS[name], **OTHERS}
     else:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from turnwise.config import differences
 from turnwise.episodes import Protocol, read_episodes, read_protocol
-from turnwise.intervals import bootstrap
-from turnwise.results import OVERALL, shown
+from turnwise.intervals import Estimate, bootstrap
+from turnwise.results import OVERALL
 
 Level = tuple[str, str, int]  # environment, task, seed
 
@@ -20,8 +21,7 @@ class Difference:
 
     environment: str
     task: str  # empty: all of them
-    mean: float  # of progression, A less B
-    interval: tuple[float, float]  # 95%, by paired bootstrap
+    gap: Estimate  # of progression, A less B, by paired bootstrap
     wins: int  # levels where A got further
     losses: int
     ties: int
@@ -64,10 +64,7 @@ def _progressions(folder: Path) -> dict[Level, float]:
 def _same_environments(a: Path, b: Path) -> None:
     """The same seed is another level where the environment is made otherwise."""
     one, other = (
-        {
-            name: {key: config["environment"][key] for key in ("id", "kwargs", "tasks")}
-            for name, config in played.items()
-        }
+        {name: {key: keys["environment"][key] for key in ("id", "kwargs", "tasks")} for name, keys in played.items()}
         for played in (read_protocol(a).environments, read_protocol(b).environments)
     )
     changed = differences(one, other)
@@ -79,25 +76,22 @@ def _difference(environment: str, task: str, groups: Sequence[Sequence[float]]) 
     """Of the mean over groups of levels, each of them given as its differences."""
     gaps = [gap for group in groups for gap in group]
     wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    mean = sum(sum(group) / len(group) for group in groups) / len(groups)
-    return Difference(environment, task, mean, bootstrap(groups), wins, losses, len(gaps) - wins - losses)
+    return Difference(environment, task, bootstrap(groups), wins, losses, len(gaps) - wins - losses)
 
 
 def difference_table(found: Sequence[Difference], a: Path, b: Path) -> Table:
     one, other = read_protocol(a), read_protocol(b)
     table = Table(title=f"{one.player} less {other.player}: progression on the same levels, 95% intervals")
-    for heading in ("environment", "task"):
-        table.add_column(heading)
+    table.add_column("task", overflow="fold")
     for heading in ("difference", "wins", "losses", "ties"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in found:
-        counts = map(str, (row.wins, row.losses, row.ties))
-        table.add_row(row.environment, row.task or "all", shown(row.mean, row.interval, "+"), *counts)
-    changed = _changed(one, other)
+        name = f"{row.environment}/{row.task}" if row.task else row.environment
+        table.add_row(name, f"{row.gap:+.3f}", *map(str, (row.wins, row.losses, row.ties)), end_section=not row.task)
+    changed = differences(_less_model(one), _less_model(other))
     table.caption = f"the protocols differ: {'; '.join(changed)}" if changed else None
     return table
 
 
-def _changed(one: Protocol, other: Protocol) -> list[str]:
-    """What else than the model differs."""
-    return [line for line in differences(one.environments, other.environments) if ".model." not in line]
+def _less_model(protocol: Protocol) -> dict[str, Any]:
+    return {name: {**keys, "model": None} for name, keys in protocol.environments.items()}

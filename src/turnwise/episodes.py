@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.config import differences
+from turnwise.config import Config, differences
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,16 @@ class Protocol:
 
     player: str
     weights: str  # which ones, where a run can have several
-    environments: dict[str, dict[str, Any]]  # name -> every key of its configuration
+    environments: dict[str, dict[str, Any]]  # name -> the keys that playing depends on
 
 
 _PROTOCOL = TypeAdapter(Protocol)
+_PLAYED = {"model", "environment", "memory", "parser", "rollout", "evaluation"}
+
+
+def protocol_of(player: str, weights: str, environments: Mapping[str, Config]) -> Protocol:
+    dumps = {name: config.model_dump(mode="json", include=_PLAYED) for name, config in environments.items()}
+    return Protocol(player, weights, dumps)
 
 
 class Folder:
