@@ -10,9 +10,9 @@ from rich.console import Console
 from turnwise import checkpoint
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
-from turnwise.evaluate import eval_seed, evaluate, open_player
+from turnwise.evaluate import eval_seed, evaluate, open_player, play_held_out
 from turnwise.intervals import rate
-from turnwise.players import Model, expert_player, random_player
+from turnwise.players import Model, expert_player, random_player, weights_of
 from turnwise.render import Renderer
 from turnwise.results import Result, Row, by_task, summarise, task_table
 
@@ -292,6 +292,30 @@ def test_the_table_names_tasks_players_and_the_most_frequent_mistakes(renderer):
         assert part in text
 
 
+# -- turn by turn
+
+
+def test_a_model_can_be_watched_turn_by_turn(renderer):
+    heard = []
+    slots = play_held_out(seeing(5, 2), Scripted(renderer), renderer, lambda: heard.append(1))
+    assert len(heard) == 5
+    assert sorted(segment.outcome.seed for slot in slots for segment in slot.segments) == sorted(Seeing.seeds)
+    records = evaluate(seeing(5, 2), Model(Scripted(renderer), renderer))
+    assert {(record.seed, record.turns) for record in records} == {
+        (segment.outcome.seed, len(segment.turns)) for slot in slots for segment in slot.segments
+    }
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7])
+@pytest.mark.parametrize("known", [0, 1, 4, 7])
+def test_known_episodes_are_not_played_again(renderer, slots, known):
+    player = Model(Scripted(renderer), renderer)
+    every = evaluate(seeing(7, slots), player)
+    Seeing.seeds = []
+    assert evaluate(seeing(7, slots), player, known=every[:known]) == every
+    assert sorted(Seeing.seeds) == sorted(record.seed for record in every[known:])
+
+
 # -- opening
 
 
@@ -304,6 +328,7 @@ def test_a_player_is_opened_as_its_newest_checkpoint_left_it(tiny_folder, tiny, 
     after, renderer = open_player(config, tmp_path)
     assert isinstance(after, LocalEngine)
     assert renderer.stop_ids == {258}
+    assert weights_of(tmp_path).startswith("000001 ")
     for (name, old), new in zip(before.model.named_parameters(), after.model.parameters(), strict=True):
         assert (old + 1).equal(new), name
 
