@@ -130,6 +130,14 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_folder_in_which_nothing_was_played_is_free(tmp_path):
+    Folder(tmp_path, protocol_of("mispelt", "", ladders(2)))
+    play(ladders(2), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="which is no folder"):
+        Folder(tmp_path / "file", protocol_of("moody", "", ladders(2)))
+
+
 def test_a_damaged_line_is_named(tmp_path):
     play(ladders(2), tmp_path)
     file = tmp_path / "episodes.jsonl"

@@ -145,15 +145,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from turnwise.suite import split_missing
 
     run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
-    console, missing = Console(), {}
+    console = Console()
     suite = _asked(arguments, run)
-    if arguments.suite:
-        suite, missing = split_missing(suite)
-        for name, why in missing.items():
-            console.print(f"{name} is left out: {why}", markup=False)
-    folder, episodes = _play(arguments, run, suite, console)
+    ready, missing = split_missing(suite) if arguments.suite else (suite, {})
+    for name, why in missing.items():
+        console.print(f"{name} is left out: {why}", markup=False)
+    player = str(run or arguments.player)
+    folder = _folder(arguments.out, player, run, suite) if arguments.out else None
+    episodes = _play(player, run, ready, folder, console)
     rows = rows_of(episodes)
-    files = files_of(rows, suite, list(missing))
+    files = files_of(rows, ready, list(missing))
     if folder:
         folder.finish(episodes, files)
     console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
@@ -171,45 +172,46 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
     player, recipe, overrides = arguments.player, arguments.recipe, arguments.overrides
     if recipe is not None and "=" in recipe:
         recipe, overrides = None, [recipe, *overrides]
+    if arguments.suite and recipe is not None:
+        raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
+    is_model = run is None and player not in OTHERS
     if arguments.suite:
-        if recipe is not None:
-            raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
         own = _config(player, ()).model_dump(include={"model", "parser"}) if run else {}
-        own = own or ({} if player in OTHERS else {"model": {"path": player}})
-        return load_suite(arguments.suite, overrides, own)
+        return load_suite(arguments.suite, overrides, {"model": {"path": player}} if is_model else own)
     if recipe is None and run is None:
         raise ValueError(f"{player!r} is not a run, so a recipe must say what to play: add one, or check the folder")
-    if run is None and player not in OTHERS:
-        overrides = [f"model.path={player}", *overrides]
-    config = _config(recipe or player, overrides)
+    config = _config(recipe or player, [f"model.path={player}", *overrides] if is_model else overrides)
     return {config.environment.id.rpartition(":")[2]: config}
 
 
+def _folder(path: Path, player: str, run: Path | None, suite: Mapping[str, Config]) -> "Folder":
+    from turnwise.episodes import Folder, protocol_of
+    from turnwise.players import weights_of
+
+    return Folder(path, protocol_of(player, weights_of(run) if run else "", suite))
+
+
 def _play(
-    arguments: argparse.Namespace, run: Path | None, suite: Mapping[str, Config], console: "Console"
-) -> "tuple[Folder | None, Episodes]":
-    """All players; in the folder's company, where one is asked for."""
+    player: str, run: Path | None, suite: Mapping[str, Config], folder: "Folder | None", console: "Console"
+) -> "Episodes":
+    """The player's episodes, and those of chance and the expert."""
     from rich.progress import Progress
 
-    from turnwise.episodes import Folder, protocol_of
-    from turnwise.players import OTHERS, Model, open_player, weights_of
+    from turnwise.players import OTHERS, Model, open_player
     from turnwise.suite import play_suite
 
-    name, folder = arguments.player, None
-    if arguments.out:
-        folder = Folder(arguments.out, protocol_of(name, weights_of(run) if run else "", suite))
-    if name in OTHERS:
-        players = {name: OTHERS[name], **OTHERS}
+    if player in OTHERS:
+        players = {player: OTHERS[player], **OTHERS}
     else:
         model = Model(*open_player(next(iter(suite.values())), run))
-        players = {name: lambda _: model, **OTHERS}
+        players = {player: lambda _: model, **OTHERS}
     with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
         bar = progress.add_task("")
 
         def begin(key: tuple[str, str], episodes: int, known: int) -> None:
             progress.reset(bar, total=episodes, completed=known, description=" on ".join(key))
 
-        return folder, play_suite(suite, players, folder, begin, lambda: progress.advance(bar))
+        return play_suite(suite, players, folder, begin, lambda: progress.advance(bar))
 
 
 def _compare(arguments: argparse.Namespace) -> int:

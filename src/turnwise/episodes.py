@@ -57,24 +57,24 @@ class Folder:
     """
 
     def __init__(self, path: Path, protocol: Protocol):
-        """Make the folder, or open one of the same protocol. What a kill left half written is taken away."""
+        """Make the folder, or go on with one of the same protocol. What a kill left half written is taken away."""
         self.path = path
         self._file = path / "episodes.jsonl"
-        asked = path / "protocol.json"
-        if asked.exists():
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out is {path}, which is no folder and cannot be made one ({error})") from error
+        text = self._file.read_text() if self._file.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole:  # else nothing was played yet, by whomever
             changed = differences(asdict(read_protocol(path)), asdict(protocol))
             if changed:
                 raise ValueError(
                     f"{path} holds the episodes of another player or configuration ({'; '.join(changed[:3])}); "
                     "give the same one, or another --out FOLDER"
                 )
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            _write(asked, json.dumps(asdict(protocol), indent=1) + "\n")
-        text = self._file.read_text() if self._file.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if text != whole:
-            _write(self._file, whole)
+        _write(path / "protocol.json", json.dumps(asdict(protocol), indent=1) + "\n")
+        _write(self._file, whole)
         self.episodes = read_episodes(path)
 
     def add(self, key: Key, record: Record) -> None:
@@ -99,7 +99,8 @@ def read_protocol(path: Path) -> Protocol:
 def read_episodes(path: Path) -> dict[Key, list[Record]]:
     file = path / "episodes.jsonl"
     episodes: dict[Key, list[Record]] = {}
-    for number, line in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
+    text = file.read_text() if file.exists() else ""
+    for number, line in enumerate(text.split("\n")[:-1], 1):  # what follows the last one is half written
         try:
             told = json.loads(line)
             key = told.pop("player"), told.pop("environment")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rich.table import Table
+from rich.text import Text
 
 from turnwise.config import Config
 from turnwise.episodes import Episodes, Record
@@ -107,7 +108,8 @@ def task_table(rows: Sequence[Row], config: Config) -> Table:
         shares = ", ".join(f"{row.task} {row.result.valid:.3f}" for row in spoken)
         said = sum((Counter(dict(row.result.invalid_texts)) for row in spoken), Counter[str]()).most_common(3)
         worst = "; most frequent invalid: " + ", ".join(f"{text!r} x{count}" for text, count in said) if said else ""
-        table.caption = f"temperature {config.evaluation.temperature:g}; valid actions: {shares}{worst}"
+        words = f"temperature {config.evaluation.temperature:g}; valid actions: {shares}{worst}"
+        table.caption = Text(words)  # what a model said may look like markup
     return table
 
 

@@ -87,4 +87,4 @@ def play_suite(
             elif name == next(iter(players)):
                 raise ValueError(f"{environment} cannot be played by {name}: the environment offers no such player")
     order = [(name, environment) for name in players for environment in suite]
-    return {key: episodes[key] for key in [*order, *(episodes.keys() - order)] if key in episodes}
+    return {key: episodes[key] for key in [*order, *sorted(episodes.keys() - order)] if key in episodes}
