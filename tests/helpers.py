@@ -226,7 +226,7 @@ class Ladder(gymnasium.Env[Any, str]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         assert seed is not None
         self.height = self.steps = 0
-        self.limit, self.breaks = 3 + seed % 4, self.fragile and seed % 5 == 0
+        self.limit, self.breaks = 3 + seed % 4, self.fragile and seed % 5 == 1
         return "You stand on the ground.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

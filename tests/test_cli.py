@@ -146,7 +146,7 @@ def test_a_run_brings_its_model_and_answer_format_to_a_suite(recipe: Path, suite
     small = ["evaluation.episodes=1", "rollout.max_reply_tokens=4", "rollout.max_prompt_tokens=400"]
     assert run("eval", recipe.parent / "run", "--suite", suite, "--out", out, *small) == 0
     protocol = json.loads((out / "protocol.json").read_text())
-    assert protocol["weights"].startswith("000001 ")
+    assert protocol["weights"].startswith("000001-")
     assert protocol["environments"]["one"]["parser"]["cue"] == "Speak!"
     assert {line["player"] for line in map(json.loads, (out / "episodes.jsonl").open())} == {
         str(recipe.parent / "run"),

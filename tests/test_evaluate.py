@@ -222,7 +222,7 @@ def test_an_episode_that_fails_is_replaced_and_counted(renderer):
 @pytest.mark.parametrize("offer", [random_player, expert_player])
 def test_the_other_players_outlive_a_failure_too(offer):
     Flaky.made = -1  # one more is made first, to see what it has
-    config = seeing(5)
+    config = seeing(5, 1)
     config.environment.id = f"{__name__}:Flaky"
     one = result(config, offer(config))
     assert (one.episodes, one.failures) == (5, 1)

@@ -1,5 +1,6 @@
 """A suite is played in full, in the order asked for; a killed one ends up with the same files."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers import play_config
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config import Config, differences
@@ -25,6 +26,7 @@ class Moody:
     """Goes up two times in three, else mumbles: by the seed of the reply alone."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+        await asyncio.sleep(0)  # so that the episodes of several slots end in turn
         return Generation(Conversation().reply("ACTION: up" if sampling.seed % 3 else "Hm."), (), "stop", 0)
 
     def load(self, weights: Any, version: int) -> None:
@@ -47,31 +49,21 @@ def ladders(episodes: int = 5, slots: int = 4) -> dict[str, Config]:
     }
 
 
-class Killed(Exception):
-    pass
-
-
-def play(suite: Mapping[str, Config], path: Path, kill_after: int | None = None) -> tuple[Episodes, int]:
-    """All players in a folder; also, how many episodes were played."""
-    played = 0
-
-    def finished() -> None:
-        nonlocal played
-        played += 1
-        if played == kill_after:
-            raise Killed
-
+def play(suite: Mapping[str, Config], path: Path) -> tuple[str, int]:
+    """All players in a folder. Returns the lines as they were appended, and how many episodes were played."""
+    played = []
     folder = Folder(path, protocol_of("moody", "", suite))
-    episodes = play_suite(suite, PLAYERS, folder, lambda *_: None, finished)
+    episodes = play_suite(suite, PLAYERS, folder, lambda *_: None, lambda: played.append(1))
+    appended = (path / "episodes.jsonl").read_text()
     folder.finish(episodes, files_of(rows_of(episodes), suite, []))
-    return episodes, played
+    return appended, len(played)
 
 
 def contents(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in sorted(folder.iterdir())}
 
 
-def test_each_player_plays_each_environment_on_the_same_levels(tmp_path):
+def test_each_player_plays_each_environment_on_the_same_levels():
     suite = ladders()
     begun = []
     episodes = play_suite(suite, PLAYERS, None, lambda *told: begun.append(told), lambda: None)
@@ -87,28 +79,37 @@ def test_each_player_plays_each_environment_on_the_same_levels(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> dict[str, str]:
+def uninterrupted(tmp_path_factory) -> tuple[str, dict[str, str]]:
+    """The lines in the order in which episodes ended, and the files in the end."""
     folder = tmp_path_factory.mktemp("whole")
-    _, played = play(ladders(), folder)
+    appended, played = play(ladders(), folder)
     assert played == 60
-    return contents(folder)
+    return appended, contents(folder)
 
 
-@given(kill=st.integers(1, 59), torn=st.integers(0, 300))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_killed_evaluation_goes_on_to_the_same_files(whole, tmp_path_factory, kill, torn):
-    """Killed after any episode, its file torn anywhere in the last lines."""
+@pytest.fixture(scope="module")
+def whole(uninterrupted) -> dict[str, str]:
+    return uninterrupted[1]
+
+
+def test_lines_are_put_in_order_in_the_end(uninterrupted):
+    """Else the next test would show less than it says."""
+    appended, files = uninterrupted
+    assert sorted(appended.splitlines()) == sorted(files["episodes.jsonl"].splitlines())
+    assert appended != files["episodes.jsonl"]
+
+
+@given(share=st.floats(0, 1))
+@settings(max_examples=20)
+def test_an_evaluation_killed_anywhere_goes_on_to_the_same_files(uninterrupted, tmp_path_factory, share):
+    appended, files = uninterrupted
     folder = tmp_path_factory.mktemp("killed")
-    with pytest.raises(Killed):
-        play(ladders(), folder, kill_after=kill)
-    file = folder / "episodes.jsonl"
-    text = file.read_text()
-    file.write_text(text[: len(text) - torn])
-    left = file.read_text().count("\n")
-    assert left <= kill
+    (folder / "protocol.json").write_text(files["protocol.json"])
+    left = appended[: int(share * len(appended))]
+    (folder / "episodes.jsonl").write_text(left)
     _, played = play(ladders(), folder)
-    assert played == 60 - left
-    assert contents(folder) == whole
+    assert played == 60 - left.count("\n")
+    assert contents(folder) == files
 
 
 def test_a_finished_evaluation_is_not_played_again(whole, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from turnwise.config import differences
 from turnwise.episodes import Protocol, read_episodes, read_protocol
@@ -89,7 +90,7 @@ def difference_table(found: Sequence[Difference], a: Path, b: Path) -> Table:
         name = f"{row.environment}/{row.task}" if row.task else row.environment
         table.add_row(name, f"{row.gap:+.3f}", *map(str, (row.wins, row.losses, row.ties)), end_section=not row.task)
     changed = differences(_less_model(one), _less_model(other))
-    table.caption = f"the protocols differ: {'; '.join(changed)}" if changed else None
+    table.caption = Text(f"the protocols differ: {'; '.join(changed)}") if changed else None
     return table
 
 
