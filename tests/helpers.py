@@ -211,3 +211,32 @@ def play_config(env: str = "helpers:Counter", **tree: Any) -> Config:
     rollout = {"n_env": 2, "e_len": 3, "max_prompt_tokens": 4000, "max_reply_tokens": 12, **tree.pop("rollout", {})}
     update = {"minibatch": 1, **tree.pop("update", {})}
     return parse_config({"environment": environment, "rollout": rollout, "update": update, **tree})
+
+
+class Ladder(gymnasium.Env[Any, str]):
+    """Four rungs, and a level's own number of turns to climb them; some levels break, when `fragile`."""
+
+    actions = ("up", "wait")
+    default_action = "wait"
+    action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self, partial: bool = False, fragile: bool = False):
+        self.partial, self.fragile = partial, fragile
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        assert seed is not None
+        self.height = self.steps = 0
+        self.limit, self.breaks = 3 + seed % 4, self.fragile and seed % 5 == 1
+        return "You stand on the ground.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.height += action == "up"
+        if self.breaks and self.steps == 2:
+            raise RuntimeError("the ladder broke")
+        up = self.height == 4
+        told = {"success": None, "progression": self.height / 4} if self.partial else {"success": up}
+        return f"You stand on rung {self.height}.", float(up), up, self.steps >= self.limit, told
+
+    def expert(self) -> str:
+        return "up"

@@ -21,8 +21,8 @@ FILES = {
 ORDER = [
     *("types", "seeds", "protocols", "parse", "memory", "config", "envs", "render", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
-    *("engines", "models", "checkpoint", "metrics", "progress", "run", "view", "trackers"),
-    *("evaluate", "probe", "train", "cli", "__main__"),
+    *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
+    *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 TORCH_FREE = [
     name

@@ -113,6 +113,63 @@ def test_eval_of_a_model_needs_a_recipe(recipe: Path, tiny_folder: Path, capsys:
     assert "recipe" in capsys.readouterr().err
 
 
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """Two environments that can be played, and one that is not installed."""
+    here = {"environment": {"id": "test_cli:Counting", "workers": "inline"}, "evaluation": {"episodes": 3}}
+    tree = {"one": here, "other": here, "away": {"environment": {"id": "no_such_package:World"}}}
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_a_suite_is_played_kept_and_compared(suite: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    command = ["eval", "random", "--suite", suite, "--out", out, "evaluation.episodes=4", "one.evaluation.episodes=2"]
+    assert run(*command) == 0
+    printed = capsys.readouterr().out
+    assert "away is left out" in printed and "no_such_package" in printed and "away is missing" in printed
+    lines = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+    assert [line["environment"] for line in lines] == ["one"] * 2 + ["other"] * 4
+    files = {file.name: file.read_text() for file in out.iterdir()}
+    assert files.keys() == {"protocol.json", "episodes.jsonl", "results.json", "results.csv", "results.md"}
+    assert run(*command) == 0
+    assert {file.name: file.read_text() for file in out.iterdir()} == files
+    assert "one.evaluation.episodes was 2, now is 3" in refused(capsys, *command, "one.evaluation.episodes=3")
+    assert run("compare", out, out) == 0
+    assert "+0.000 [+0.000, +0.000]" in capsys.readouterr().out
+
+
+def test_a_run_brings_its_model_and_answer_format_to_a_suite(recipe: Path, suite: Path, capsys: Any) -> None:
+    assert run("train", recipe, "parser.cue=Speak!", "warmup.w_epoch=0", "steps=1") == 0
+    out = recipe.parent / "out"
+    small = ["evaluation.episodes=1", "rollout.max_reply_tokens=4", "rollout.max_prompt_tokens=400"]
+    assert run("eval", recipe.parent / "run", "--suite", suite, "--out", out, *small) == 0
+    protocol = json.loads((out / "protocol.json").read_text())
+    assert protocol["weights"].startswith("000001-")
+    assert protocol["environments"]["one"]["parser"]["cue"] == "Speak!"
+    assert {line["player"] for line in map(json.loads, (out / "episodes.jsonl").open())} == {
+        str(recipe.parent / "run"),
+        "random",
+    }
+
+
+def test_a_plain_evaluation_is_kept_too(recipe: Path, tiny_folder: Path, capsys: Any) -> None:
+    out = recipe.parent / "out"
+    assert run("eval", tiny_folder, recipe, "--out", out) == 0
+    assert (out / "episodes.jsonl").read_text().count("\n") == 8
+    assert "1.000 [0.510, 1.000]" in (out / "results.md").read_text()
+
+
+def test_what_is_to_be_played_is_said_once(recipe: Path, suite: Path, capsys: Any) -> None:
+    assert "give one" in refused(capsys, "eval", "random", recipe, "--suite", suite)
+    assert "offers no such player" in refused(capsys, "eval", "expert", recipe)
+    assert "#MODEL" in refused(capsys, "eval", "http://127.0.0.1:1/v1", recipe)
+    with pytest.raises(SystemExit):
+        run("eval", "random", recipe, "--out", recipe.parent / "out", "nonsense")
+    assert "unrecognized arguments: nonsense" in capsys.readouterr().err
+
+
 def test_dry_run_prints_a_configuration_that_can_be_run(recipe: Path, tmp_path: Path, capsys: Any) -> None:
     assert run("train", recipe, "update.epochs=2", "--dry-run") == 0
     again = tmp_path / "again.yaml"

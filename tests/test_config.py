@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from turnwise.advantages.gae import DualGAE
-from turnwise.config import Config, dump_config, find_recipe, load_config, parse_config
+from turnwise.config import Config, dump_config, find_shipped, load_config, parse_config
 from turnwise.memory.window import Window
 from turnwise.parse import ThinkAct
 
@@ -233,7 +233,7 @@ def test_a_missing_recipe_is_one_sentence():
 def test_a_path_goes_before_a_shipped_name(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("seed: 1")
-    assert find_recipe(path) == find_recipe(str(path)) == path
+    assert find_shipped("recipe", path) == find_shipped("recipe", str(path)) == path
 
 
 def test_a_tree_of_keys_is_validated_without_a_file():

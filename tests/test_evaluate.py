@@ -10,18 +10,22 @@ from rich.console import Console
 from turnwise import checkpoint
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
-from turnwise.evaluate import (
-    Result,
-    eval_seed,
-    evaluate_expert,
-    evaluate_model,
-    evaluate_random,
-    open_player,
-    results_table,
-)
+from turnwise.evaluate import eval_seed, evaluate, open_player, play_held_out
+from turnwise.intervals import rate
+from turnwise.players import Model, expert_player, random_player, weights_of
 from turnwise.render import Renderer
+from turnwise.results import Result, Row, by_task, summarise, task_table
 
 BABYAI = "turnwise.envs.babyai:BabyAIText"
+
+
+def results(config: Config, player: Any) -> list[tuple[str, Result]]:
+    return [(task, summarise(records)) for task, records in by_task(evaluate(config, player)).items()]
+
+
+def result(config: Config, player: Any) -> Result:
+    ((_, only),) = results(config, player)
+    return only
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +73,31 @@ def test_levels_have_seeds_of_their_own():
 @pytest.mark.parametrize("slots", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("episodes", [1, 7])
 def test_a_model_meets_the_same_levels_whatever_the_number_of_slots(renderer, slots, episodes):
-    evaluate_model(seeing(episodes, slots), Scripted(renderer), renderer)
+    evaluate(seeing(episodes, slots), Model(Scripted(renderer), renderer))
     assert sorted(Seeing.seeds) == sorted(eval_seed("Seeing", episode) for episode in range(episodes))
 
 
 def test_all_players_meet_the_same_levels(renderer):
     config = seeing(6)
     met = []
-    for play in (lambda: evaluate_model(config, Scripted(renderer), renderer), lambda: evaluate_random(config)):
+    for player in (Model(Scripted(renderer), renderer), random_player(config), expert_player(config)):
+        assert player is not None
         Seeing.seeds = []
-        play()
+        evaluate(config, player)
         met.append(sorted(Seeing.seeds))
-    Seeing.seeds = []
-    evaluate_expert(config)
-    assert met[0] == met[1] == sorted(Seeing.seeds)
+    assert met[0] == met[1] == met[2] == sorted(eval_seed("Seeing", episode) for episode in range(6))
 
 
 def test_neither_the_run_nor_its_seed_changes_the_levels(renderer):
     for seed in (0, 5):
-        evaluate_model(seeing().model_copy(update={"seed": seed}), Scripted(renderer), renderer)
+        evaluate(seeing().model_copy(update={"seed": seed}), Model(Scripted(renderer), renderer))
     assert sorted(Seeing.seeds[:7]) == sorted(Seeing.seeds[7:])
 
 
 def test_each_task_has_its_own_levels(renderer):
     config = seeing(3, 5, tasks={"a": {}, "b": {}})
-    results = evaluate_model(config, Scripted(renderer), renderer)
-    assert [(one.task, one.episodes) for one in results] == [("a", 3), ("b", 3)]
+    found = results(config, Model(Scripted(renderer), renderer))
+    assert [(task, one.episodes) for task, one in found] == [("a", 3), ("b", 3)]
     assert sorted(Seeing.seeds) == sorted(eval_seed(task, episode) for task in "ab" for episode in range(3))
 
 
@@ -106,25 +109,23 @@ def test_a_result_holds_each_episode_once(renderer, slots):
     """The invalid reply plays the default, which wins the easy ones; the others last 3 turns."""
     easy = sum(eval_seed("Seeing", episode) % 2 == 0 for episode in range(12))
     assert 0 < easy < 12
-    (result,) = evaluate_model(seeing(12, slots), Scripted(renderer, ["Whatever."]), renderer)
+    one = result(seeing(12, slots), Model(Scripted(renderer, ["Whatever."]), renderer))
     hard = 12 - easy
-    assert (result.episodes, result.successes) == (12, easy)
-    assert result.mean_turns == pytest.approx((easy + 3 * hard) / 12)
-    assert result.mean_return == pytest.approx((easy + 3 * hard) * (0.25 - 0.1) / 12)
-    assert result.valid == 0
-    assert result.invalid_texts == (("", easy + 3 * hard),)
-    assert result.failures == 0
-    assert result.rate == easy / 12
-    assert result.interval is not None
-    assert result.interval[0] < easy / 12 < result.interval[1]
+    assert (one.episodes, one.successes) == (12, easy)
+    assert one.mean_turns == pytest.approx((easy + 3 * hard) / 12)
+    assert one.mean_return == pytest.approx((easy + 3 * hard) * (0.25 - 0.1) / 12)
+    assert one.valid == 0
+    assert one.invalid_texts == (("", easy + 3 * hard),)
+    assert one.failures == 0
+    assert one.progression == rate(easy, 12)
 
 
 def test_valid_actions_are_counted(renderer):
     replies = ["ACTION: add", "ACTION: increase", "ACTION: fly", "ACTION: fly"]
-    (result,) = evaluate_model(seeing(8, 1, kwargs={"limit": 4}), Scripted(renderer, replies), renderer)
-    assert result.valid is not None
-    assert 0.5 <= result.valid < 1
-    assert dict(result.invalid_texts).keys() == {"fly"}
+    one = result(seeing(8, 1, kwargs={"limit": 4}), Model(Scripted(renderer, replies), renderer))
+    assert one.valid is not None
+    assert 0.5 <= one.valid < 1
+    assert dict(one.invalid_texts).keys() == {"fly"}
 
 
 class Silent(Counter):
@@ -138,10 +139,11 @@ def test_where_no_verdict_is_given_none_is_made_up(renderer):
     config = play_config(
         f"{__name__}:Silent", environment={"kwargs": {"limit": 2}, "reward": "native"}, evaluation={"episodes": 3}
     )
-    for (result,) in (evaluate_model(config, Scripted(renderer), renderer), evaluate_random(config)):
-        assert (result.episodes, result.successes, result.rate, result.interval) == (3, None, None, None)
-        assert result.mean_return > 0
-        assert str(result) == f"return {result.mean_return:.2f}"
+    for player in (Model(Scripted(renderer), renderer), random_player(config)):
+        one = result(config, player)
+        assert (one.episodes, one.successes, one.progression) == (3, None, None)
+        assert one.mean_return is not None and one.mean_return > 0
+        assert str(one) == f"return {one.mean_return:.2f}"
 
 
 def test_evaluation_samples_by_its_own_temperature_and_without_filters(renderer):
@@ -151,7 +153,7 @@ def test_evaluation_samples_by_its_own_temperature_and_without_filters(renderer)
         evaluation={"episodes": 3, "temperature": 0.0},
     )
     engine = Scripted(renderer)
-    evaluate_model(config, engine, renderer)
+    evaluate(config, Model(engine, renderer))
     assert {(s.temperature, s.top_p, s.top_k, s.max_tokens) for s in engine.samplings} == {(0.0, 1.0, 0, 12)}
     assert config.rollout.temperature == 0.3
 
@@ -170,15 +172,15 @@ def test_a_model_is_judged_the_same_whatever_the_number_of_slots(tiny, temperatu
     model, tokenizer = tiny
     renderer = Renderer(tokenizer)
     engine = LocalEngine(model, renderer.stop_ids, nullcontext())
-    results = []
+    found = []
     for slots in (1, 3, 5):
         config = play_config(
             environment={"kwargs": {"limit": 4, "goal": 2}},
             evaluation={"episodes": 5, "slots": slots, "temperature": temperature},
         )
-        results += evaluate_model(config, engine, renderer)
-    assert results[0] == results[1] == results[2]
-    assert (results[0].episodes, results[0].mean_turns, results[0].valid) == (5, 4.0, 0.0)
+        found.append(evaluate(config, Model(engine, renderer)))
+    assert found[0] == found[1] == found[2]
+    assert [(one.turns, one.valid) for one in found[0]] == [(4, 0)] * 5
 
 
 def test_a_random_model_plays_babyai(tiny):
@@ -192,9 +194,9 @@ def test_a_random_model_plays_babyai(tiny):
         memory={"turns": 0},
         evaluation={"episodes": 2, "slots": 4},
     )
-    results = evaluate_model(config, engine, renderer)
-    assert [(one.task, one.episodes) for one in results] == [("goto", 2), ("pickup", 2)]
-    for one in results:
+    found = results(config, Model(engine, renderer))
+    assert [(task, one.episodes) for task, one in found] == [("goto", 2), ("pickup", 2)]
+    for _, one in found:
         assert one.valid == 0  # two random bytes are no action
         assert one.successes in (0, 1, 2)
         assert 1 <= one.mean_turns <= 64
@@ -220,18 +222,18 @@ def test_an_episode_that_fails_is_replaced_and_counted(renderer):
     Flaky.made = 0
     config = seeing(5, 2)
     config.environment.id = f"{__name__}:Flaky"
-    (result,) = evaluate_model(config, Scripted(renderer), renderer)
-    assert (result.episodes, result.failures, Flaky.made) == (5, 1, 3)
-    assert result.mean_turns == 3
+    one = result(config, Model(Scripted(renderer), renderer))
+    assert (one.episodes, one.failures, Flaky.made) == (5, 1, 3)
+    assert one.mean_turns == 3
 
 
-@pytest.mark.parametrize("play", [evaluate_random, evaluate_expert])
-def test_the_other_players_outlive_a_failure_too(play):
+@pytest.mark.parametrize("offer", [random_player, expert_player])
+def test_the_other_players_outlive_a_failure_too(offer):
     Flaky.made = -1  # one more is made first, to see what it has
-    config = seeing(5)
+    config = seeing(5, 1)
     config.environment.id = f"{__name__}:Flaky"
-    (result,) = play(config)
-    assert (result.episodes, result.failures) == (5, 1)
+    one = result(config, offer(config))
+    assert (one.episodes, one.failures) == (5, 1)
 
 
 class Hopeless(Seeing):
@@ -243,7 +245,7 @@ def test_an_environment_that_keeps_failing_is_a_mistake_of_one_sentence(renderer
     config = seeing()
     config.environment.id = f"{__name__}:Hopeless"
     with pytest.raises(ValueError, match="3 times in a row"):
-        evaluate_model(config, Scripted(renderer), renderer)
+        evaluate(config, Model(Scripted(renderer), renderer))
 
 
 # -- other players
@@ -252,28 +254,25 @@ def test_an_environment_that_keeps_failing_is_a_mistake_of_one_sentence(renderer
 def test_the_random_player_and_the_expert_play_babyai():
     tasks = {"goto": {"task": "goto"}}
     config = play_config(BABYAI, environment={"tasks": tasks}, evaluation={"episodes": 12})
-    (luck,) = evaluate_random(config)
-    experts = evaluate_expert(config)
-    assert experts is not None
-    (expert,) = experts
-    assert (luck.task, luck.episodes) == (expert.task, expert.episodes) == ("goto", 12)
+    luck, expert = result(config, random_player(config)), result(config, expert_player(config))
+    assert luck.episodes == expert.episodes == 12
     assert expert.successes == 12
     assert expert.mean_return == 1.0
     assert luck.successes in range(12)
     assert luck.mean_turns > 2 * expert.mean_turns
     assert luck.valid is expert.valid is None
-    assert evaluate_random(config) == [luck]
+    assert result(config, random_player(config)) == luck
 
 
 def test_players_without_text_pay_no_penalty_and_are_paid_as_the_recipe_says():
     for reward, paid in (("native", 0.25), ("binary", 1.0)):
-        experts = evaluate_expert(play_config(f"{__name__}:Sage", environment={"reward": reward}))
-        assert experts is not None
-        assert (experts[0].successes, experts[0].mean_return, experts[0].mean_turns) == (200, paid, 1.0)
+        config = play_config(f"{__name__}:Sage", environment={"reward": reward})
+        one = result(config, expert_player(config))
+        assert (one.successes, one.mean_return, one.mean_turns) == (200, paid, 1.0)
 
 
 def test_without_a_list_of_actions_there_is_no_random_player():
-    assert evaluate_random(play_config("helpers:AnyCounter")) is None
+    assert random_player(play_config("helpers:AnyCounter")) is None
 
 
 class Sage(Counter):
@@ -282,20 +281,47 @@ class Sage(Counter):
 
 
 def test_an_environment_without_an_expert_has_none():
-    assert evaluate_expert(play_config()) is None
+    assert expert_player(play_config()) is None
 
 
 # -- what is shown
 
 
 def test_the_table_names_tasks_players_and_the_most_frequent_mistakes(renderer):
-    model = Result("goto", 3, 4, 0.7, 5.0, 0.875, (("fly", 7), ("sing", 2)))
+    model = Result(4, 3, rate(3, 4), 0.7, 5.0, 0.875, (("fly", 7), ("sing", 2)))
+    luck = Result(4, 0, rate(0, 4), 0.0, 64.0)
     console = Console(width=200, record=True)
-    table = results_table({"mine": [model], "random": [Result("goto", 0, 4, 0.0, 64.0)]}, play_config())
+    table = task_table(
+        [Row("mine", "BabyAIText", "goto", model), Row("random", "BabyAIText", "goto", luck)], play_config()
+    )
     console.print(table)
     text = console.export_text()
     for part in ("goto", "mine", "random", "0.750 [0.301, 0.954]", "0.000 [0.000, 0.490]", "goto 0.875", "'fly' x7"):
         assert part in text
+
+
+# -- turn by turn
+
+
+def test_a_model_can_be_watched_turn_by_turn(renderer):
+    heard = []
+    slots = play_held_out(seeing(5, 2), Scripted(renderer), renderer, lambda: heard.append(1))
+    assert len(heard) == 5
+    assert sorted(segment.outcome.seed for slot in slots for segment in slot.segments) == sorted(Seeing.seeds)
+    records = evaluate(seeing(5, 2), Model(Scripted(renderer), renderer))
+    assert {(record.seed, record.turns) for record in records} == {
+        (segment.outcome.seed, len(segment.turns)) for slot in slots for segment in slot.segments
+    }
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7])
+@pytest.mark.parametrize("known", [0, 1, 4, 7])
+def test_known_episodes_are_not_played_again(renderer, slots, known):
+    player = Model(Scripted(renderer), renderer)
+    every = evaluate(seeing(7, slots), player)
+    Seeing.seeds = []
+    assert evaluate(seeing(7, slots), player, known=every[:known]) == every
+    assert sorted(Seeing.seeds) == sorted(record.seed for record in every[known:])
 
 
 # -- opening
@@ -310,6 +336,7 @@ def test_a_player_is_opened_as_its_newest_checkpoint_left_it(tiny_folder, tiny, 
     after, renderer = open_player(config, tmp_path)
     assert isinstance(after, LocalEngine)
     assert renderer.stop_ids == {258}
+    assert weights_of(tmp_path).startswith("000001 ")
     for (name, old), new in zip(before.model.named_parameters(), after.model.parameters(), strict=True):
         assert (old + 1).equal(new), name
 

@@ -3,54 +3,12 @@ import math
 import pytest
 import torch
 from helpers import segment, turn
-from hypothesis import given
-from hypothesis import strategies as st
 
 from turnwise.batch import pack
-from turnwise.metrics import RECENT, Recent, invalid_texts, measure, measure_credit, wilson
+from turnwise.intervals import wilson
+from turnwise.metrics import RECENT, Recent, invalid_texts, measure, measure_credit
 from turnwise.rollout import Tally
 from turnwise.update import Credit
-
-# -- intervals
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "low", "high"),
-    [
-        (8, 10, 0.4902, 0.9433),
-        (5, 10, 0.2366, 0.7634),
-        (0, 10, 0.0, 0.2775),
-        (10, 10, 0.7225, 1.0),
-        (1, 1, 0.2065, 1.0),
-        (128, 256, 0.4392, 0.5608),
-    ],
-)
-def test_wilson_interval_of_known_rates(successes, trials, low, high):
-    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
-
-
-def test_nothing_tried_is_nothing_known():
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
-@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_solves_the_score_equation(tried):
-    """Each bound p is where the observed rate lies 1.96 standard errors of p away."""
-    successes, trials = tried
-    rate = successes / trials
-    low, high = wilson(successes, trials)
-    assert 0 <= low <= rate + 1e-12
-    assert rate - 1e-12 <= high <= 1
-    for bound in (low, high):
-        assert abs(rate - bound) == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) / trials), abs=1e-6)
-
-
-@given(st.integers(1, 100), st.data())
-def test_wilson_mirrors_failures(trials, data):
-    successes = data.draw(st.integers(0, trials))
-    low, high = wilson(successes, trials)
-    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
 
 # -- how turns were played
 

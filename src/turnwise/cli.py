@@ -1,16 +1,20 @@
-"""The command line: train, eval, make-model."""
+"""The command line: train, eval, compare, make-model."""
 
 import argparse
 import ctypes
-import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnwise import __version__
 from turnwise.config import Config, dump_config, load_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.episodes import Episodes, Folder
 
 _TRAIN = """\
 examples:
@@ -28,14 +32,23 @@ examples:
   turnwise eval runs/babyai-quick                     a run, by its own recipe
   turnwise eval tiny babyai-quick                     the embedded model, before any training
   turnwise eval runs/babyai-quick babyai evaluation.episodes=500 evaluation.temperature=0
+  turnwise eval http://127.0.0.1:8000/v1#NAME babyai  the model NAME of an OpenAI-compatible server
+  turnwise eval runs/babyai-quick --suite verlog --out results/quick
 
 Every player meets the same held-out levels. Beside the model play a uniformly random player and, where the
-environment has one, its expert; brackets hold 95% Wilson intervals."""
+environment has one, its expert; brackets hold 95% intervals. A server's key is read from OPENAI_API_KEY. With --out,
+each episode is kept as it ends, and the same command goes on after a kill."""
+
+_COMPARE = """\
+example:
+  turnwise compare results/trained results/untrained
+
+The folders are those of turnwise eval ... --out; both must hold the same levels."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake in what was asked for, 130 stopped by Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     _keep_freed_memory()
     try:
         return arguments.command(arguments)
@@ -48,6 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes no overrides after an option, as in `eval tiny --suite verlog seed=1`, so they are added here."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    strange = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in arguments]
+    if strange:
+        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def _keep_freed_memory() -> None:
@@ -73,10 +98,17 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--dry-run", action="store_true", help="check and print the resolved configuration, then stop")
 
     evaluate = _command(commands, "eval", "say how good a run or a model is", _EVAL, _evaluate)
-    evaluate.add_argument("player", metavar="RUN_OR_MODEL", help="a run's folder, a model's folder, a hub id, or tiny")
+    who = "a run's folder, a model's folder, a hub id, tiny, URL#MODEL of a server, random, or expert"
+    evaluate.add_argument("player", metavar="PLAYER", help=who)
     evaluate.add_argument("recipe", metavar="RECIPE", nargs="?", help="the environment and protocol; a run has its own")
     evaluate.add_argument("overrides", metavar="key=value", nargs="*", help="dotted keys, such as evaluation.episodes")
+    evaluate.add_argument("--suite", help="play this instead of a recipe: verlog, balrog, or a YAML file")
+    evaluate.add_argument("--out", metavar="FOLDER", type=Path, help="keep episodes and results there, and go on there")
     evaluate.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
+
+    compare = _command(commands, "compare", "compare two evaluations, level by level", _COMPARE, _compare)
+    compare.add_argument("a", metavar="FOLDER_A", type=Path)
+    compare.add_argument("b", metavar="FOLDER_B", type=Path)
 
     make = _command(commands, "make-model", "make the embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
@@ -107,39 +139,88 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    recipe, overrides = arguments.recipe, arguments.overrides
+    from rich.console import Console
+
+    from turnwise.results import files_of, rows_of, suite_table, task_table
+    from turnwise.suite import split_missing
+
+    run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
+    console = Console()
+    suite = _asked(arguments, run)
+    ready, missing = split_missing(suite) if arguments.suite else (suite, {})
+    for name, why in missing.items():
+        console.print(f"{name} is left out: {why}", markup=False)
+    player = str(run or arguments.player)
+    folder = _folder(arguments.out, player, run, suite) if arguments.out else None
+    episodes = _play(player, run, ready, folder, console)
+    rows = rows_of(episodes)
+    files = files_of(rows, ready, list(missing))
+    if folder:
+        folder.finish(episodes, files)
+    console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
+    for file in [arguments.json, run / "eval.json" if run and not arguments.suite else None]:
+        if file is not None:
+            file.write_text(files["results.json"])
+    return 0
+
+
+def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Config]:
+    """What to play: the environments of a suite, or the one of a recipe."""
+    from turnwise.players import OTHERS
+    from turnwise.suite import load_suite
+
+    player, recipe, overrides = arguments.player, arguments.recipe, arguments.overrides
     if recipe is not None and "=" in recipe:
         recipe, overrides = None, [recipe, *overrides]
-    is_run = (Path(arguments.player) / "config.yaml").is_file()
-    if recipe is None and not is_run:
-        raise ValueError(
-            f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
-        )
-    if not is_run:
-        overrides = [f"model.path={arguments.player}", *overrides]
-    config = _config(recipe or arguments.player, overrides)
+    if arguments.suite and recipe is not None:
+        raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
+    is_model = run is None and player not in OTHERS
+    if arguments.suite:
+        own = _config(player, ()).model_dump(include={"model", "parser"}) if run else {}
+        return load_suite(arguments.suite, overrides, {"model": {"path": player}} if is_model else own)
+    if recipe is None and run is None:
+        raise ValueError(f"{player!r} is not a run, so a recipe must say what to play: add one, or check the folder")
+    config = _config(recipe or player, [f"model.path={player}", *overrides] if is_model else overrides)
+    return {config.environment.id.rpartition(":")[2]: config}
 
-    from rich.console import Console
+
+def _folder(path: Path, player: str, run: Path | None, suite: Mapping[str, Config]) -> "Folder":
+    from turnwise.episodes import Folder, protocol_of
+    from turnwise.players import weights_of
+
+    return Folder(path, protocol_of(player, weights_of(run) if run else "", suite))
+
+
+def _play(
+    player: str, run: Path | None, suite: Mapping[str, Config], folder: "Folder | None", console: "Console"
+) -> "Episodes":
+    """The player's episodes, and those of chance and the expert."""
     from rich.progress import Progress
 
-    from turnwise.evaluate import evaluate_expert, evaluate_model, evaluate_random, open_player, results_table
+    from turnwise.players import OTHERS, Model, open_player
+    from turnwise.suite import play_suite
 
-    console = Console()
-    engine, renderer = open_player(config, Path(arguments.player) if is_run else None)
-    total = config.evaluation.episodes * len(config.environment.tasks)
+    if player in OTHERS:
+        players = {player: OTHERS[player], **OTHERS}
+    else:
+        model = Model(*open_player(next(iter(suite.values())), run))
+        players = {player: lambda _: model, **OTHERS}
     with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
-        bar = progress.add_task("episodes", total=total)
-        players = {arguments.player: evaluate_model(config, engine, renderer, lambda: progress.advance(bar))}
-        progress.update(bar, description="random and expert", total=None)
-        for name, play in (("random", evaluate_random), ("expert", evaluate_expert)):
-            if (results := play(config)) is not None:
-                players[name] = results
-    console.print(results_table(players, config))
-    rows = [{"player": player, **asdict(one), "interval": one.interval} for player, r in players.items() for one in r]
-    record = {"evaluation": config.evaluation.model_dump(), "results": rows}
-    for file in [arguments.json, Path(arguments.player) / "eval.json" if is_run else None]:
-        if file is not None:
-            file.write_text(json.dumps(record, indent=1) + "\n")
+        bar = progress.add_task("")
+
+        def begin(key: tuple[str, str], episodes: int, known: int) -> None:
+            progress.reset(bar, total=episodes, completed=known, description=" on ".join(key))
+
+        return play_suite(suite, players, folder, begin, lambda: progress.advance(bar))
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from turnwise.compare import compare, difference_table
+
+    found = compare(arguments.a, arguments.b)
+    Console().print(difference_table(found, arguments.a, arguments.b))
     return 0
 
 

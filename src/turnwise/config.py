@@ -224,20 +224,31 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Every mistake is a ValueError of one sentence.
     """
-    path = find_recipe(recipe)
+    path = find_shipped("recipe", recipe)
+    tree = read_tree(path)
+    override(tree, overrides)
+    tree["run"] = tree.get("run") or f"runs/{path.stem}"
+    return parse_config(tree)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file."""
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"{path} must hold keys and values, such as `seed: 1`")
-    for override in overrides:
-        key, equals, text = override.partition("=")
+    return tree
+
+
+def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set each `dotted.key=value` in a tree of keys."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"{override!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
-        _assign(tree, key, _scalar(override, text))
-    tree["run"] = tree.get("run") or f"runs/{path.stem}"
-    return parse_config(tree)
+            raise ValueError(f"{text!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
+        _assign(tree, key, _scalar(text, value))
 
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
@@ -249,20 +260,27 @@ def parse_config(tree: Mapping[str, Any]) -> Config:
         raise ValueError(_sentence(error)) from error
 
 
-def find_recipe(recipe: str | Path) -> Path:
-    """A path as given, or a shipped recipe by name."""
-    path = Path(recipe)
+def find_shipped(kind: Literal["recipe", "suite"], name: str | Path) -> Path:
+    """A path as given, or what ships under a name."""
+    path = Path(name)
     if path.is_file():
         return path
-    folder = Path(__file__).parent / "recipes"
-    shipped = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
-    if str(recipe) in shipped:
-        return shipped[str(recipe)]
-    raise ValueError(f"recipe {str(recipe)!r} is neither a file nor a shipped recipe{nearest(str(recipe), shipped)}")
+    shipped = {file.stem: file for file in sorted((Path(__file__).parent / f"{kind}s").glob("*.yaml"))}
+    if str(name) in shipped:
+        return shipped[str(name)]
+    raise ValueError(f"{kind} {str(name)!r} is neither a file nor a shipped {kind}{nearest(str(name), shipped)}")
 
 
 def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """`key was X, now is Y`, for each key that differs; where the run lies does not matter."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [key for key in {**before, **after} if path or key != "run"]
+        return [line for key in keys for line in differences(before.get(key), after.get(key), f"{path}.{key}")]
+    return [] if before == after else [f"{path[1:]} was {before!r}, now is {after!r}"]
 
 
 def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingProxyType({})) -> Any:

@@ -1,208 +1,121 @@
-"""How good a player is: success on fixed held-out levels, with intervals, beside a random player and the expert."""
+"""Plays fixed held-out levels: the same ones for every run, model and player, none of which occurs in training."""
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from rich.table import Table
-
-from turnwise import checkpoint
 from turnwise.config import Config
-from turnwise.engines.local import LocalEngine
-from turnwise.envs.host import EnvironmentFailure, Host
-from turnwise.metrics import wilson
-from turnwise.models import arithmetic, open_model
-from turnwise.protocols import Engine
-from turnwise.render import Renderer
-from turnwise.rollout import Slot, play_all
-from turnwise.seeds import derive, episode_seed
+from turnwise.episodes import Record
+from turnwise.players import Model, Player
+from turnwise.players import open_player as open_player
+from turnwise.protocols import Codec, Engine
+from turnwise.rollout import Slot, Tally, play_all
+from turnwise.seeds import episode_seed
 
 
 @dataclass(frozen=True)
-class Result:
-    """One player on one task."""
+class Lane:
+    """A share of a task's levels, met one after another: every `stride`-th from `first` on, until enough are played."""
 
+    index: int
     task: str
-    successes: int | None  # None where the environment does not tell
-    episodes: int
-    mean_return: float  # native or binary, as the recipe says; penalties included
-    mean_turns: float
-    valid: float | None = None  # share of valid or translated actions; None for players that speak no text
-    invalid_texts: tuple[tuple[str, int], ...] = ()
-    failures: int = 0  # environments that failed, and whose episodes were replaced
+    first: int
+    stride: int
+    quota: int  # episodes to play; a level whose environment fails is passed over
 
-    @property
-    def rate(self) -> float | None:
-        return None if self.successes is None else self.successes / self.episodes
+    def level(self, number: int) -> int:
+        return self.first + number * self.stride
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return None if self.successes is None else wilson(self.successes, self.episodes)
-
-    def __str__(self) -> str:
-        if self.rate is None or self.interval is None:
-            return f"return {self.mean_return:.2f}"
-        return f"{self.rate:.3f} [{self.interval[0]:.3f}, {self.interval[1]:.3f}]"
-
-
-def open_player(config: Config, run: Path | None) -> tuple[Engine, Renderer]:
-    """The model of the configuration; with a run, as its newest checkpoint left it."""
-    model, tokenizer = open_model(config.model)
-    if run is not None:
-        newest = checkpoint.newest(run / "checkpoints")
-        if newest is None:
-            raise ValueError(f"{run} has no checkpoint yet, so there is nothing to evaluate")
-        tensors, _ = checkpoint.load(newest)
-        actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
-        checkpoint.load_parameters(model, actor)
-    renderer = Renderer(tokenizer)
-    precision = arithmetic(config.model.precision, model.device)
-    return LocalEngine(model, renderer.stop_ids, precision), renderer
+    def seed(self, number: int) -> int:
+        return eval_seed(self.task, self.level(number))
 
 
 def eval_seed(task: str, episode: int) -> int:
-    """The same levels for every run, model and player; none of them occurs in training."""
+    """Of a held-out level."""
     return episode_seed("eval", task, episode)
 
 
-def evaluate_model(
-    config: Config, engine: Engine, renderer: Renderer, finished: Callable[[], object] = lambda: None
-) -> list[Result]:
-    """Play `evaluation.episodes` held-out episodes of each task by the model; `finished` hears of each one."""
-    slots = play_held_out(config, engine, renderer, finished)
-    return [_result(task, [slot for slot in slots if slot.task == task]) for task in config.environment.tasks]
+def evaluate(
+    config: Config, player: Player, finished: Callable[[Record], object] = lambda _: None, known: Sequence[Record] = ()
+) -> list[Record]:
+    """Play `evaluation.episodes` held-out episodes of each task, less those already `known`.
+
+    `finished` hears of each new one as it ends; all are returned, known ones too, in order of task and level.
+    """
+    records = list(known)
+
+    def finish(lane: Lane, slot: Slot) -> None:
+        record = _record(lane, slot, player.speaks)
+        records.append(record)
+        finished(record)
+
+    _play(config, player, known, finish)
+    tasks = list(config.environment.tasks)
+    return sorted(records, key=lambda record: (tasks.index(record.task), record.number))
 
 
 def play_held_out(
-    config: Config, engine: Engine, renderer: Renderer, finished: Callable[[], object] = lambda: None
+    config: Config, engine: Engine, codec: Codec, finished: Callable[[], object] = lambda: None
 ) -> list[Slot]:
-    """The same, told turn by turn: each slot's `segments` are whole episodes."""
-    evaluation = config.evaluation
-    sampling = {"temperature": evaluation.temperature, "top_p": 1.0, "top_k": 0}
-    rollout = config.rollout.model_copy(update={**sampling, "max_episode_turns": None})
-    config = config.model_copy(update={"rollout": rollout})
-    tasks = list(config.environment.tasks)
-    lanes = max(1, min(evaluation.slots // len(tasks), evaluation.episodes))
-    slots = [
-        Slot(lane, task, config, renderer, partial(_lane_seed, task, lane, lanes))
-        for task in tasks
-        for lane in range(lanes)
-    ]
+    """The same by a model, told turn by turn: each slot's `segments` are whole episodes."""
+    return _play(config, Model(engine, codec), (), lambda *_: finished())
 
-    async def play(slot: Slot) -> None:
-        quota = len(range(slot.index, evaluation.episodes, lanes))
+
+def _play(
+    config: Config, player: Player, known: Sequence[Record], finished: Callable[[Lane, Slot], object]
+) -> list[Slot]:
+    lanes = [lane for lane in _lanes(config, known) if lane.quota]
+    seats = [player.sit(config, lane.index, lane.task, lane.seed) for lane in lanes]
+
+    async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
         done = 0
-        while done < quota:
+        while done < lane.quota:
+            ended = len(slot.segments)
             await slot.turn(engine)
-            if len(slot.segments) > done:
+            if len(slot.segments) > ended:
                 done += 1
-                finished()
+                finished(lane, slot)
 
-    asyncio.run(play_all(play(slot) for slot in slots))
-    for slot in slots:
-        slot.host.close()
-    return slots
-
-
-def _lane_seed(task: str, lane: int, lanes: int, number: int) -> int:
-    return eval_seed(task, lane + number * lanes)
+    try:
+        asyncio.run(play_all(play(lane, *seat) for lane, seat in zip(lanes, seats, strict=True)))
+    finally:
+        for slot, _ in seats:
+            slot.host.close()
+    return [slot for slot, _ in seats]
 
 
-def _result(task: str, slots: list[Slot]) -> Result:
-    segments = [segment for slot in slots for segment in slot.segments]
-    outcomes = [segment.outcome for segment in segments if segment.outcome]
-    actions = [turn.action for segment in segments for turn in segment.turns if turn.action]
-    invalid = Counter(action.said for action in actions if action.status == "invalid")
-    return Result(
-        task,
-        _count([outcome.success for outcome in outcomes]),
-        len(outcomes),
-        sum(outcome.episode_return for outcome in outcomes) / len(outcomes),
-        sum(outcome.turns for outcome in outcomes) / len(outcomes),
-        1 - invalid.total() / len(actions),
-        tuple(invalid.most_common(3)),
-        sum(slot.tally.failures for slot in slots),
+def _lanes(config: Config, known: Sequence[Record]) -> list[Lane]:
+    """Where each lane stands: after the last level that is known of it."""
+    tasks, episodes = list(config.environment.tasks), config.evaluation.episodes
+    stride = max(1, min(config.evaluation.slots // len(tasks), episodes))
+    lanes = []
+    for task in tasks:
+        for index in range(stride):
+            numbers = [one.number for one in known if one.task == task and one.number % stride == index]
+            first = max(numbers, default=index - stride) + stride
+            quota = len(range(index, episodes, stride)) - len(numbers)
+            lanes.append(Lane(index, task, first, stride, quota))
+    return lanes
+
+
+def _record(lane: Lane, slot: Slot, speaks: bool) -> Record:
+    """Of the newest episode, whose turns are let go."""
+    segment, failures = slot.segments.pop(), slot.tally.failures
+    slot.tally = Tally()
+    outcome = segment.outcome
+    assert outcome is not None
+    actions = [turn.action for turn in segment.turns if turn.action]
+    said = [action.said for action in actions if action.status == "invalid"]
+    return Record(
+        task=lane.task,
+        number=lane.level(segment.episode),
+        seed=outcome.seed,
+        success=outcome.success,
+        progression=outcome.progression,
+        episode_return=outcome.episode_return,
+        turns=outcome.turns,
+        valid=len(actions) - len(said) if speaks else None,
+        invalid_texts=dict(Counter(said)),
+        failures=failures,
     )
-
-
-def _count(verdicts: Sequence[bool | None]) -> int | None:
-    return sum(bool(verdict) for verdict in verdicts) if any(verdict is not None for verdict in verdicts) else None
-
-
-def evaluate_random(config: Config) -> list[Result] | None:
-    """Play the same episodes by uniformly random legal actions; None where they are not listed."""
-
-    def chooser(host: Host, seed: int) -> Callable[[], str]:
-        luck = random.Random(derive("random player", seed))
-        return lambda: luck.choice(host.actions)
-
-    tasks = list(config.environment.tasks)
-    if not Host(config.environment, tasks[0], "").actions:
-        return None
-    return [_play(config, task, chooser) for task in tasks]
-
-
-def evaluate_expert(config: Config) -> list[Result] | None:
-    """Play the same episodes by the environment's own expert; None where it has none."""
-
-    def chooser(host: Host, seed: int) -> Callable[[], str]:
-        return host.expert
-
-    tasks = list(config.environment.tasks)
-    if not hasattr(Host(config.environment, tasks[0], "").environment.unwrapped, "expert"):
-        return None
-    return [_play(config, task, chooser) for task in tasks]
-
-
-def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[], str]]) -> Result:
-    async def play() -> tuple[list[tuple[bool | None, float, int]], int]:
-        environment = config.environment.model_copy(update={"workers": "inline"})
-        host = Host(environment, task, "")
-        outcomes, episode, failed = [], 0, 0  # failures in a row
-        while len(outcomes) < config.evaluation.episodes:
-            try:
-                outcomes.append(await play_one(host, eval_seed(task, episode)))
-                failed = 0
-            except EnvironmentFailure as failure:  # as with the model, another episode takes its place
-                failed += 1
-                if failed >= environment.max_failures:
-                    raise ValueError(f"{failure} ({failed} times in a row; see environment.max_failures)") from failure
-                host.renew()
-            episode += 1
-        return outcomes, episode - len(outcomes)
-
-    async def play_one(host: Host, seed: int) -> tuple[bool | None, float, int]:
-        await host.reset(seed)
-        choose = chooser(host, seed)
-        total, turns, feedback = 0.0, 0, None
-        while feedback is None or not (feedback.terminated or feedback.truncated):
-            feedback = await host.step(choose())
-            total, turns = total + feedback.reward, turns + 1
-        return feedback.success, total, turns
-
-    outcomes, failures = asyncio.run(play())
-    verdicts, returns, turns = zip(*outcomes, strict=True)
-    episodes = len(outcomes)
-    return Result(task, _count(verdicts), episodes, sum(returns) / episodes, sum(turns) / episodes, failures=failures)
-
-
-def results_table(players: Mapping[str, Sequence[Result]], config: Config) -> Table:
-    """A row a task, a column a player."""
-    evaluation = config.evaluation
-    table = Table(title=f"success over {evaluation.episodes} held-out episodes a task, 95% intervals")
-    table.add_column("task")
-    for player in players:
-        table.add_column(player, justify="right")
-    names = list(players)
-    for results in zip(*players.values(), strict=True):
-        table.add_row(results[0].task, *map(str, results))
-    model = players[names[0]]
-    said = sum((Counter(dict(r.invalid_texts)) for r in model), Counter[str]()).most_common(3)
-    shares = ", ".join(f"{r.task} {r.valid:.3f}" for r in model)
-    worst = "; most frequent invalid: " + ", ".join(f"{text!r} x{count}" for text, count in said) if said else ""
-    table.caption = f"temperature {evaluation.temperature:g}; valid actions: {shares}{worst}"
-    return table

@@ -1,28 +1,18 @@
 """What we look at: named means over tokens, turns and episodes, and intervals that say how sure they are."""
 
-import math
 from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
 
 from turnwise.batch import Batch
+from turnwise.intervals import wilson
 from turnwise.loss import explained_variance
 from turnwise.rollout import Tally
 from turnwise.types import Segment
 from turnwise.update import Credit
 
 RECENT = 100  # episodes of each task over which the running success is taken
-
-
-def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95% score interval of a rate (Wilson 1927); (0, 1) where nothing was tried."""
-    if not trials:
-        return 0.0, 1.0
-    rate, square = successes / trials, z * z / trials
-    centre = (rate + square / 2) / (1 + square)
-    half = z * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials)) / (1 + square)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 class Recent:

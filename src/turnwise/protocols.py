@@ -47,6 +47,20 @@ class ActionParser(Protocol):
         ...
 
 
+class Codec(Protocol):
+    """Turns messages into the ids that an engine reads, and the ids that it sampled into text."""
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of the conversation, up to where the model's next reply begins."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> str: ...
+
+    def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
+        """How many of the last ids spell the text from character `start` on."""
+        ...
+
+
 class Engine(Protocol):
     """Token ids in, token ids and log-probs out. Requests that wait together are generated together."""
 

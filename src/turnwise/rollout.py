@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 
 from turnwise.config import Config
 from turnwise.envs.host import EnvironmentFailure, Host
-from turnwise.protocols import ActionParser, Ask, Engine, Memory
-from turnwise.render import Renderer
+from turnwise.protocols import ActionParser, Ask, Codec, Engine, Memory
 from turnwise.seeds import derive, episode_seed
 from turnwise.types import Action, End, Feedback, Message, Observation, Outcome, Sampling, Segment, Turn
 
@@ -74,7 +73,7 @@ class Slot:
         index: int,
         task: str,
         config: Config,
-        renderer: Renderer,
+        renderer: Codec,
         seed: Callable[[int], int],
         transcripts: int = 0,
     ):
@@ -279,7 +278,7 @@ class Slot:
 class Collector:
     """Plays n_env slots, e_len turns each a batch."""
 
-    def __init__(self, config: Config, renderer: Renderer):
+    def __init__(self, config: Config, renderer: Codec):
         self.config = config
         self.tally = Tally()
         tasks = list(config.environment.tasks)

@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from turnwise import checkpoint
-from turnwise.config import Config, dump_config
+from turnwise.config import Config, differences, dump_config
 from turnwise.rollout import Transcript
 from turnwise.types import Segment
 
@@ -34,7 +34,7 @@ class Run:
         if resume:
             if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
-            changed = _differences(yaml.safe_load(self._config.read_text()), yaml.safe_load(dump_config(config)))
+            changed = differences(yaml.safe_load(self._config.read_text()), yaml.safe_load(dump_config(config)))
             if changed:
                 raise ValueError(
                     f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); "
@@ -80,11 +80,3 @@ class Run:
     def save(self, name: str, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
         checkpoint.save(self.checkpoints, name, tensors, state)
         checkpoint.prune(self.checkpoints, keep)
-
-
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """`key was X, now is Y`, for each key that differs; where the run lies does not matter."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = [key for key in {**before, **after} if path or key != "run"]
-        return [line for key in keys for line in _differences(before.get(key), after.get(key), f"{path}.{key}")]
-    return [] if before == after else [f"{path[1:]} was {before!r}, now is {after!r}"]

@@ -1,0 +1,122 @@
+"""Held-out episodes on record: one line each, appended as they finish, so that a killed evaluation can go on."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from turnwise.config import Config, differences
+
+
+@dataclass(frozen=True)
+class Record:
+    """One episode of one player."""
+
+    task: str
+    number: int  # of the level among the held-out levels of the task
+    seed: int  # of the level
+    success: bool | None  # None where the environment does not tell
+    progression: float | None  # 0 to 1, how much of the task was done; None where the environment does not tell
+    episode_return: float  # native or binary, as the recipe says; penalties included
+    turns: int
+    valid: int | None  # turns whose action was valid or translated; None for players that speak no text
+    invalid_texts: dict[str, int]  # what was said instead of an action, and how often
+    failures: int  # environments that failed since the episode before, and whose levels were passed over
+
+
+Key = tuple[str, str]  # player and environment
+Episodes = Mapping[Key, list[Record]]
+_RECORD = TypeAdapter(Record)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What was played, and by whom."""
+
+    player: str
+    weights: str  # which ones, where a run can have several
+    environments: dict[str, dict[str, Any]]  # name -> the keys that playing depends on
+
+
+_PROTOCOL = TypeAdapter(Protocol)
+_PLAYED = {"model", "environment", "memory", "parser", "rollout", "evaluation"}
+
+
+def protocol_of(player: str, weights: str, environments: Mapping[str, Config]) -> Protocol:
+    dumps = {name: config.model_dump(mode="json", include=_PLAYED) for name, config in environments.items()}
+    return Protocol(player, weights, dumps)
+
+
+class Folder:
+    """
+    protocol.json    what was asked for       results.json, .csv, .md    what came of it
+    episodes.jsonl   one line an episode
+    """
+
+    def __init__(self, path: Path, protocol: Protocol):
+        """Make the folder, or go on with one of the same protocol. What a kill left half written is taken away."""
+        self.path = path
+        self._file = path / "episodes.jsonl"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out is {path}, which is no folder and cannot be made one ({error})") from error
+        text = self._file.read_text() if self._file.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole:  # else nothing was played yet, by whomever
+            changed = differences(asdict(read_protocol(path)), asdict(protocol))
+            if changed:
+                raise ValueError(
+                    f"{path} holds the episodes of another player or configuration ({'; '.join(changed[:3])}); "
+                    "give the same one, or another --out FOLDER"
+                )
+        _write(path / "protocol.json", json.dumps(asdict(protocol), indent=1) + "\n")
+        _write(self._file, whole)
+        self.episodes = read_episodes(path)
+
+    def add(self, key: Key, record: Record) -> None:
+        with self._file.open("a") as stream:
+            stream.write(_line(key, record))
+
+    def finish(self, episodes: Episodes, results: Mapping[str, str]) -> None:
+        """Put the lines in order, and write the results, a file each."""
+        lines = [_line(key, record) for key, records in episodes.items() for record in records]
+        _write(self._file, "".join(lines))
+        for name, text in results.items():
+            _write(self.path / name, text)
+
+
+def read_protocol(path: Path) -> Protocol:
+    try:
+        return _PROTOCOL.validate_json((path / "protocol.json").read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ValueError(f"{path} holds no evaluation; make one by turnwise eval ... --out {path}") from error
+
+
+def read_episodes(path: Path) -> dict[Key, list[Record]]:
+    file = path / "episodes.jsonl"
+    episodes: dict[Key, list[Record]] = {}
+    text = file.read_text() if file.exists() else ""
+    for number, line in enumerate(text.split("\n")[:-1], 1):  # what follows the last one is half written
+        try:
+            told = json.loads(line)
+            key = told.pop("player"), told.pop("environment")
+            episodes.setdefault(key, []).append(_RECORD.validate_python(told))
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"line {number} of {file} is damaged; delete the line, and it is played again") from error
+    return episodes
+
+
+def _line(key: Key, record: Record) -> str:
+    player, environment = key
+    return json.dumps({"player": player, "environment": environment, **asdict(record)}) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    draft = file.with_name(f"{file.name}.draft")
+    draft.write_text(text)
+    draft.rename(file)

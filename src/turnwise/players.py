@@ -1,0 +1,147 @@
+"""Who plays held-out levels: a model, here or behind a server; chance; and the environment's own expert.
+
+All of them sit in the slots that training plays in. Chance and expert answer by a choice instead of by a model.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from turnwise import checkpoint
+from turnwise.config import Component, Config
+from turnwise.engines.chat import ChatEngine, Conversation, is_address
+from turnwise.engines.local import LocalEngine
+from turnwise.envs.host import Host
+from turnwise.models import arithmetic, open_model
+from turnwise.protocols import Codec, Engine
+from turnwise.render import Renderer
+from turnwise.rollout import Slot
+from turnwise.seeds import derive
+from turnwise.types import Action, Generation, Sampling
+
+Seat = tuple[Slot, Engine]
+
+
+class Player(Protocol):
+    speaks: bool  # its actions are read from text
+
+    def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
+        """A slot to play a task in, and who answers there; `seed` gives the seed of its n-th episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """A language model."""
+
+    engine: Engine
+    codec: Codec
+    speaks = True
+
+    def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
+        rollout: dict[str, Any] = {"temperature": config.evaluation.temperature, "top_p": 1.0, "top_k": 0}
+        rollout["max_episode_turns"] = None  # an episode is judged at its own end
+        if isinstance(self.codec, Conversation):
+            rollout["max_prompt_tokens"] = sys.maxsize  # it counts bytes, no tokens: the limit is the server's
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+        return Slot(index, task, config, self.codec, seed), self.engine
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """A player that chooses its actions with the environment at hand."""
+
+    choose: Callable[[Slot], str]
+    speaks = False
+
+    def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
+        environment = config.environment.model_copy(update={"workers": "inline"})  # an expert looks into it
+        nothing = Component.model_validate({"use": "window", "turns": 0})
+        rollout = config.rollout.model_copy(update={"max_episode_turns": None})
+        config = config.model_copy(update={"environment": environment, "memory": nothing, "rollout": rollout})
+        slot = Slot(index, task, config, Conversation(), seed)
+        slot.parser = _Verbatim()
+        return slot, _Choices(slot, self.choose)
+
+
+def random_player(config: Config) -> Player | None:
+    """Uniformly random legal actions; None where they are not listed."""
+
+    def choose(slot: Slot) -> str:
+        actions = slot.host.actions
+        return actions[derive("random player", slot.episode.seed, slot.episode.turns) % len(actions)]
+
+    return Chooser(choose) if _a_host(config).actions else None
+
+
+def expert_player(config: Config) -> Player | None:
+    """The environment's own expert; None where it has none."""
+    known = hasattr(_a_host(config).environment.unwrapped, "expert")
+    return Chooser(lambda slot: slot.host.expert()) if known else None
+
+
+Offer = Callable[[Config], Player | None]
+OTHERS: dict[str, Offer] = {"random": random_player, "expert": expert_player}  # who plays beside a model
+
+
+def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
+    """The model that `model.path` names, here or at a server; with a run, as its newest checkpoint left it."""
+    if is_address(config.model.path):
+        return ChatEngine(config.model.path), Conversation()
+    model, tokenizer = open_model(config.model)
+    if run is not None:
+        tensors, _ = checkpoint.load(_newest(run))
+        actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
+        checkpoint.load_parameters(model, actor)
+    renderer = Renderer(tokenizer)
+    precision = arithmetic(config.model.precision, model.device)
+    return LocalEngine(model, renderer.stop_ids, precision), renderer
+
+
+def weights_of(run: Path) -> str:
+    """Names the weights of a run's newest checkpoint, so that they are not taken for others."""
+    newest = _newest(run)
+    return f"{newest.name} {hashlib.blake2b((newest / 'manifest.json').read_bytes(), digest_size=8).hexdigest()}"
+
+
+def _newest(run: Path) -> Path:
+    newest = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        raise ValueError(f"{run} has no checkpoint yet, so there is nothing to evaluate")
+    return newest
+
+
+def _a_host(config: Config) -> Host:
+    """One to see what the environment offers."""
+    host = Host(config.environment, next(iter(config.environment.tasks)), "")
+    host.close()
+    return host
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """Stands in for an engine: the reply is the chosen action."""
+
+    slot: Slot
+    choose: Callable[[Slot], str]
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+        return Generation(Conversation().reply(self.choose(self.slot)), (), "stop", 0)
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        raise ValueError("a player that chooses has no weights")
+
+
+class _Verbatim:
+    """An answer format without any: what is said is done."""
+
+    cue = ""
+
+    def parse(self, text: str) -> Action:
+        return Action(text, "valid", text, "", 0)
+
+    def format(self, thought: str, action: str) -> str:
+        return action

@@ -1,0 +1,176 @@
+"""What episodes amount to: means with 95% intervals, of tasks, environments and whole suites, as tables and files."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.config import Config
+from turnwise.episodes import Episodes, Record
+from turnwise.intervals import Estimate, bootstrap, mean_of, rate
+
+OVERALL = "overall"
+NONE = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One player on some episodes."""
+
+    episodes: int
+    successes: int | None  # None where the environment does not tell
+    progression: Estimate | None  # 0 to 1; None where the environment does not tell
+    mean_return: float | None  # native or binary, as the recipe says; penalties included; None over environments
+    mean_turns: float
+    valid: float | None = None  # share of valid or translated actions; None for players that speak no text
+    invalid_texts: tuple[tuple[str, int], ...] = ()  # the most frequent
+    failures: int = 0  # environments that failed, and whose levels were passed over
+
+    def __str__(self) -> str:
+        """Success where the environment tells it, else progression, else return."""
+        told = self.progression if self.successes is None else rate(self.successes, self.episodes)
+        return f"return {self.mean_return:.2f}" if told is None else f"{told:.3f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the results; an empty task stands for all of the environment."""
+
+    player: str
+    environment: str
+    task: str
+    result: Result
+
+
+def summarise(records: Sequence[Record]) -> Result:
+    """Of one or more episodes."""
+    count, turns = len(records), sum(record.turns for record in records)
+    verdicts = [record.success for record in records if record.success is not None]
+    valid = [record.valid for record in records if record.valid is not None]
+    invalid = sum((Counter(record.invalid_texts) for record in records), Counter[str]())
+    return Result(
+        episodes=count,
+        successes=sum(verdicts) if verdicts else None,
+        progression=_progression(records),
+        mean_return=sum(record.episode_return for record in records) / count,
+        mean_turns=turns / count,
+        valid=sum(valid) / turns if valid else None,
+        invalid_texts=tuple(invalid.most_common(3)),
+        failures=sum(record.failures for record in records),
+    )
+
+
+def _progression(records: Sequence[Record]) -> Estimate | None:
+    told = [record.progression for record in records if record.progression is not None]
+    if len(told) < len(records):
+        return None
+    all_or_nothing = all(record.progression == record.success for record in records)
+    return rate(sum(told), len(told)) if all_or_nothing else bootstrap([told])
+
+
+def rows_of(episodes: Episodes) -> list[Row]:
+    """Each player's tasks and environments, and what the environments amount to together."""
+    rows = []
+    for player in dict.fromkeys(player for player, _ in episodes):
+        played = {environment: records for (who, environment), records in episodes.items() if who == player}
+        whole = {environment: summarise(records) for environment, records in played.items()}
+        for environment, records in played.items():
+            rows += [Row(player, environment, task, summarise(one)) for task, one in by_task(records).items()]
+            rows.append(Row(player, environment, "", whole[environment]))
+        told = [result.progression for result in whole.values() if result.progression is not None]
+        if 1 < len(whole) == len(told):
+            together = summarise([record for records in played.values() for record in records])
+            overall = replace(together, successes=None, mean_return=None, progression=mean_of(told))
+            rows.append(Row(player, OVERALL, "", overall))
+    return rows
+
+
+def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
+    tasks: dict[str, list[Record]] = {}
+    for record in records:
+        tasks.setdefault(record.task, []).append(record)
+    return tasks
+
+
+def task_table(rows: Sequence[Row], config: Config) -> Table:
+    """A row a task, a column a player."""
+    tasks = [row for row in rows if row.task]
+    what = "progression" if any(row.result.successes is None for row in tasks) else "success"
+    table = Table(title=f"{what} over {config.evaluation.episodes} held-out episodes a task, 95% intervals")
+    _fill(table, "task", {(row.task, row.player): str(row.result) for row in tasks})
+    spoken = [row for row in tasks if row.result.valid is not None]
+    if spoken:
+        shares = ", ".join(f"{row.task} {row.result.valid:.3f}" for row in spoken)
+        said = sum((Counter(dict(row.result.invalid_texts)) for row in spoken), Counter[str]()).most_common(3)
+        worst = "; most frequent invalid: " + ", ".join(f"{text!r} x{count}" for text, count in said) if said else ""
+        words = f"temperature {config.evaluation.temperature:g}; valid actions: {shares}{worst}"
+        table.caption = Text(words)  # what a model said may look like markup
+    return table
+
+
+def suite_table(rows: Sequence[Row], missing: Sequence[str]) -> Table:
+    """A row an environment, a column a player."""
+    table = Table(title="progression on held-out levels, 95% intervals")
+    whole = [row for row in rows if not row.task]
+    _fill(table, "environment", {(row.environment, row.player): _shown(row.result, ".2f") for row in whole})
+    table.caption = "; ".join(f"{name} is missing, and not counted" for name in missing) or None
+    return table
+
+
+def _fill(table: Table, head: str, cells: Mapping[tuple[str, str], str]) -> None:
+    players = list(dict.fromkeys(player for _, player in cells))
+    table.add_column(head)
+    for player in players:
+        table.add_column(player, justify="right")
+    for name in dict.fromkeys(name for name, _ in cells):
+        table.add_row(name, *(cells.get((name, player), NONE) for player in players))
+
+
+def files_of(rows: Sequence[Row], suite: Mapping[str, Config], missing: Sequence[str]) -> dict[str, str]:
+    """The text of each file of results, by its name."""
+    flat = [_flat(row) for row in rows]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, flat[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    record = {
+        "evaluation": {name: config.evaluation.model_dump() for name, config in suite.items()},
+        "missing": list(missing),
+        "results": [{**one, "invalid_texts": row.result.invalid_texts} for one, row in zip(flat, rows, strict=True)],
+    }
+    return {
+        "results.json": json.dumps(record, indent=1) + "\n",
+        "results.csv": table.getvalue(),
+        "results.md": _markdown(rows, missing),
+    }
+
+
+def _flat(row: Row) -> dict[str, object]:
+    """A line of numbers alone; `task` is empty for a whole environment, and what is not told is None."""
+    figures = asdict(row.result)
+    progression = figures.pop("progression") or dict.fromkeys(("mean", "low", "high", "standard_error"))
+    figures.pop("invalid_texts")
+    names = {"player": row.player, "environment": row.environment, "task": row.task}
+    return {**names, "progression": progression.pop("mean"), **progression, **figures}
+
+
+def _markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
+    heads = ("player", "environment", "task", "episodes", "progression", "return", "turns", "valid actions")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        one = row.result
+        gained = NONE if one.mean_return is None else f"{one.mean_return:.2f}"
+        valid = NONE if one.valid is None else f"{one.valid:.3f}"
+        names = f"{row.player} | {row.environment} | {row.task or 'all'}"
+        lines.append(f"| {names} | {one.episodes} | {_shown(one)} | {gained} | {one.mean_turns:.1f} | {valid} |")
+    lines += [f"\n{name} is missing, and not counted." for name in missing]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(result: Result, spec: str = ".3f") -> str:
+    return NONE if result.progression is None else format(result.progression, spec)

@@ -1,0 +1,118 @@
+"""Two players on the same levels."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import play_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from turnwise.compare import compare, difference_table
+from turnwise.config import Config
+from turnwise.episodes import Folder, Record, protocol_of
+
+
+def keep(path: Path, told: dict[str, list[float]], player: str = "mine", **changes: object) -> Path:
+    """A folder with an environment `name` for each list of progressions; the tasks a and b take turns."""
+    suite: dict[str, Config] = {
+        name: play_config("helpers:Ladder", environment=changes, evaluation={"episodes": len(values)})
+        for name, values in told.items()
+    }
+    folder = Folder(path, protocol_of(player, "", suite))
+    for name, values in told.items():
+        for number, value in enumerate(values):
+            record = Record("ab"[number % 2], number, 100 + number, None, value, 0.0, 1, 1, {}, 0)
+            folder.add((player, name), record)
+            folder.add(("random", name), Record("ab"[number % 2], number, 100 + number, None, 0.5, 0.0, 1, 1, {}, 0))
+    return path
+
+
+PROGRESSIONS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=8)
+FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(PROGRESSIONS, PROGRESSIONS)
+@FEW
+def test_a_folder_does_not_differ_from_itself(tmp_path_factory, one, other):
+    folder = keep(tmp_path_factory.mktemp("same") / "a", {"x": one, "y": other})
+    found = compare(folder, folder)
+    assert [(row.environment, row.task) for row in found] == [
+        *(("x", task) for task in ("a", "b", "")),
+        *(("y", task) for task in ("a", "b", "")),
+        ("overall", ""),
+    ]
+    for row in found:
+        assert (row.gap.mean, row.gap.low, row.gap.high, row.wins, row.losses) == (0, 0, 0, 0, 0)
+    assert found[-1].ties == len(one) + len(other)
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0])] * 2), min_size=2, max_size=8))
+@FEW
+def test_the_other_way_round_everything_is_mirrored(tmp_path_factory, pairs):
+    path = tmp_path_factory.mktemp("mirror")
+    ours, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+    a, b = keep(path / "a", {"x": ours}), keep(path / "b", {"x": theirs})
+    for row, back in zip(compare(a, b), compare(b, a), strict=True):
+        assert row.gap.mean == pytest.approx(-back.gap.mean)
+        assert row.gap.low <= row.gap.mean + 1e-12 and row.gap.mean <= row.gap.high + 1e-12
+        assert (row.wins, row.losses, row.ties) == (back.losses, back.wins, back.ties)
+    whole = compare(a, b)[-1]
+    assert whole.gap.mean == pytest.approx((sum(ours) - sum(theirs)) / len(pairs))
+    assert whole.wins == sum(one > other for one, other in pairs)
+
+
+def test_what_always_gets_further_is_further_for_sure(tmp_path):
+    """Though the levels differ so much that the two means alone would tell nothing."""
+    a = keep(tmp_path / "a", {"x": [0.2, 0.4, 0.6, 0.8, 1.0] * 2})
+    b = keep(tmp_path / "b", {"x": [0.1, 0.3, 0.5, 0.7, 0.9] * 2}, "theirs")
+    whole = compare(a, b)[-1]
+    assert (whole.wins, whole.losses, whole.ties) == (10, 0, 0)
+    assert whole.gap.low == pytest.approx(0.1) and whole.gap.high == pytest.approx(0.1)
+
+
+def test_the_environments_weigh_alike(tmp_path):
+    a, b = (
+        keep(tmp_path / "a", {"x": [1.0] * 8, "y": [0.0] * 2}),
+        keep(tmp_path / "b", {"x": [0.0] * 8, "y": [0.0] * 2}),
+    )
+    assert compare(a, b)[-1].gap.mean == pytest.approx(0.5)
+
+
+def test_other_levels_are_refused(tmp_path):
+    a, b = keep(tmp_path / "a", {"x": [1.0, 0.0, 1.0]}), keep(tmp_path / "b", {"x": [1.0, 0.0]})
+    with pytest.raises(ValueError, match="did not play the same levels: 1 were played in one of them alone"):
+        compare(a, b)
+    other = keep(tmp_path / "c", {"x": [1.0, 0.0, 1.0]}, kwargs={"partial": True})
+    with pytest.raises(ValueError, match=r"same levels: x\.kwargs\.partial"):
+        compare(a, other)
+    with pytest.raises(ValueError, match="same levels"):
+        compare(a, keep(tmp_path / "d", {"y": [1.0, 0.0, 1.0]}))
+
+
+def test_what_tells_no_progression_cannot_be_compared(tmp_path):
+    folder = keep(tmp_path / "a", {"x": [1.0, 0.0]})
+    file = folder / "episodes.jsonl"
+    lines = [{**json.loads(line), "progression": None} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match="tells no progression"):
+        compare(folder, folder)
+
+
+def test_a_folder_without_an_evaluation_is_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no evaluation"):
+        compare(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="holds no episode of mine"):
+        empty = keep(tmp_path / "a", {})
+        compare(empty, empty)
+
+
+def test_the_table_names_players_and_what_else_differs(tmp_path):
+    a = keep(tmp_path / "a", {"x": [1.0, 0.0]})
+    b = keep(tmp_path / "b", {"x": [0.0, 0.0]}, "theirs", invalid_penalty=0.3)
+    console = Console(width=120, record=True)
+    console.print(difference_table(compare(a, b), a, b))
+    text = " ".join(console.export_text().split())
+    for part in ("mine less theirs", "x/a", "+1.000 [+1.000, +1.000]", "invalid_penalty was 0.1, now is 0.3"):
+        assert part in text

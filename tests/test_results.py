@@ -1,0 +1,87 @@
+"""What episodes amount to."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from helpers import play_config
+from rich.console import Console
+
+from turnwise.episodes import Record
+from turnwise.intervals import bootstrap, mean_of, rate
+from turnwise.results import files_of, rows_of, suite_table, summarise
+
+
+def record(task: str = "goto", progression: float | None = 1.0, success: bool | None = None, **more: Any) -> Record:
+    given = {"number": 0, "seed": 0, "episode_return": 0.5, "turns": 4, "valid": 3, "invalid_texts": {"fly": 1}}
+    return Record(task=task, success=success, progression=progression, failures=0, **{**given, **more})
+
+
+WON, LOST = record(progression=1.0, success=True), record("open", progression=0.0, success=False)
+HALF, FAR = record("run", progression=0.5), record("run", progression=0.75, turns=6, valid=6, invalid_texts={})
+
+
+def test_all_or_nothing_has_wilsons_interval_and_anything_else_a_bootstrap():
+    assert summarise([WON, LOST, LOST]).progression == rate(1, 3)
+    assert summarise([HALF, FAR]).progression == bootstrap([[0.5, 0.75]])
+    told = record(progression=1.0, success=None)  # only by chance all or nothing
+    assert summarise([told, told]).progression == bootstrap([[1.0, 1.0]])
+    assert summarise([WON, record(progression=None)]).progression is None
+
+
+def test_shares_and_means_are_of_turns_and_episodes():
+    one = summarise([HALF, FAR])
+    assert (one.episodes, one.successes, one.mean_turns, one.mean_return) == (2, None, 5.0, 0.5)
+    assert one.valid == pytest.approx(9 / 10)
+    assert one.invalid_texts == (("fly", 1),)
+    assert summarise([record(valid=None)]).valid is None
+
+
+EPISODES = {("mine", "babyai"): [WON, LOST, LOST], ("mine", "crafter"): [HALF, FAR], ("random", "babyai"): [LOST]}
+
+
+def test_environments_weigh_alike_in_the_whole():
+    rows = {(row.player, row.environment, row.task): row.result for row in rows_of(EPISODES)}
+    assert list(rows) == [
+        *(("mine", "babyai", task) for task in ("goto", "open", "")),
+        *(("mine", "crafter", task) for task in ("run", "")),
+        ("mine", "overall", ""),
+        *(("random", "babyai", task) for task in ("open", "")),
+    ]
+    overall = rows["mine", "overall", ""].progression
+    assert overall == mean_of([rate(1, 3), bootstrap([[0.5, 0.75]])])
+    assert overall is not None and overall.mean == pytest.approx((1 / 3 + 0.625) / 2)
+
+
+def test_nothing_is_overall_where_one_environment_tells_nothing():
+    silent = {**EPISODES, ("mine", "crafter"): [record(progression=None)]}
+    assert "overall" not in {row.environment for row in rows_of(silent)}
+
+
+def test_the_files_hold_the_same_numbers():
+    rows, suite = rows_of(EPISODES), {"babyai": play_config()}
+    files = files_of(rows, suite, ["crafter"])
+    told = json.loads(files["results.json"])
+    assert told["missing"] == ["crafter"]
+    assert told["evaluation"]["babyai"]["episodes"] == 200
+    lines = list(csv.DictReader(io.StringIO(files["results.csv"])))
+    assert len(lines) == len(told["results"]) == len(rows)
+    for line, one in zip(lines, told["results"], strict=True):
+        assert line == {
+            key: "" if value is None else str(value) for key, value in one.items() if key != "invalid_texts"
+        }
+    text = files["results.md"]
+    assert "| mine | babyai | all | 3 | 0.333 [0.061, 0.792] | 0.50 | 4.0 | 0.750 |" in text
+    assert "crafter is missing, and not counted." in text
+
+
+def test_the_table_of_a_suite_shows_who_did_not_play():
+    console = Console(width=100, record=True)
+    console.print(suite_table(rows_of(EPISODES), ["textworld"]))
+    text = console.export_text()
+    for part in ("babyai", "0.33 [0.06, 0.79]", "overall", "textworld is missing"):
+        assert part in text
+    crafter = next(line for line in text.splitlines() if "crafter" in line)
+    assert "\N{EN DASH}" in crafter  # random has not played it

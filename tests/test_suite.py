@@ -1,0 +1,239 @@
+"""A suite is played in full, in the order asked for; a killed one ends up with the same files."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import play_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.config import Config, differences
+from turnwise.engines.chat import Conversation
+from turnwise.episodes import Episodes, Folder, protocol_of
+from turnwise.evaluate import eval_seed
+from turnwise.players import OTHERS, Model
+from turnwise.results import files_of, rows_of
+from turnwise.suite import load_suite, play_suite, split_missing
+from turnwise.types import Generation, Sampling
+
+
+class Moody:
+    """Goes up two times in three, else mumbles: by the seed of the reply alone."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+        await asyncio.sleep(0)  # so that the episodes of several slots end in turn
+        return Generation(Conversation().reply("ACTION: up" if sampling.seed % 3 else "Hm."), (), "stop", 0)
+
+    def load(self, weights: Any, version: int) -> None:
+        raise AssertionError
+
+
+MODEL = Model(Moody(), Conversation())
+PLAYERS = {"moody": lambda _: MODEL, **OTHERS}
+
+
+def ladders(episodes: int = 5, slots: int = 4) -> dict[str, Config]:
+    evaluation = {"episodes": episodes, "slots": slots}
+    kinds = {"whole": {"fragile": True}, "partial": {"partial": True}}
+    tasks = {"left": {}, "right": {}}
+    return {
+        name: play_config(
+            "helpers:Ladder", environment={"kwargs": kwargs, "tasks": tasks, "reward": "native"}, evaluation=evaluation
+        )
+        for name, kwargs in kinds.items()
+    }
+
+
+def play(suite: Mapping[str, Config], path: Path) -> tuple[str, int]:
+    """All players in a folder. Returns the lines as they were appended, and how many episodes were played."""
+    played = []
+    folder = Folder(path, protocol_of("moody", "", suite))
+    episodes = play_suite(suite, PLAYERS, folder, lambda *_: None, lambda: played.append(1))
+    appended = (path / "episodes.jsonl").read_text()
+    folder.finish(episodes, files_of(rows_of(episodes), suite, []))
+    return appended, len(played)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in sorted(folder.iterdir())}
+
+
+def test_each_player_plays_each_environment_on_the_same_levels():
+    suite = ladders()
+    begun = []
+    episodes = play_suite(suite, PLAYERS, None, lambda *told: begun.append(told), lambda: None)
+    assert list(episodes) == [(player, name) for player in PLAYERS for name in suite]
+    assert [key for key, _, _ in begun] == [(player, name) for name in suite for player in PLAYERS]
+    assert {told[1:] for told in begun} == {(10, 0)}
+    for name in suite:
+        levels = [[(r.task, r.number, r.seed) for r in episodes[player, name]] for player in PLAYERS]
+        assert levels[0] == levels[1] == levels[2]
+        assert all(seed == eval_seed(task, number) for task, number, seed in levels[0])
+    assert any(record.failures for record in episodes["moody", "whole"])  # so that what follows is not vacuous
+    assert all(record.number < 5 for record in episodes["moody", "partial"])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> tuple[str, dict[str, str]]:
+    """The lines in the order in which episodes ended, and the files in the end."""
+    folder = tmp_path_factory.mktemp("whole")
+    appended, played = play(ladders(), folder)
+    assert played == 60
+    return appended, contents(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(uninterrupted) -> dict[str, str]:
+    return uninterrupted[1]
+
+
+def test_lines_are_put_in_order_in_the_end(uninterrupted):
+    """Else the next test would show less than it says."""
+    appended, files = uninterrupted
+    assert sorted(appended.splitlines()) == sorted(files["episodes.jsonl"].splitlines())
+    assert appended != files["episodes.jsonl"]
+
+
+@given(share=st.floats(0, 1))
+@settings(max_examples=20)
+def test_an_evaluation_killed_anywhere_goes_on_to_the_same_files(uninterrupted, tmp_path_factory, share):
+    appended, files = uninterrupted
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "protocol.json").write_text(files["protocol.json"])
+    left = appended[: int(share * len(appended))]
+    (folder / "episodes.jsonl").write_text(left)
+    _, played = play(ladders(), folder)
+    assert played == 60 - left.count("\n")
+    assert contents(folder) == files
+
+
+def test_a_finished_evaluation_is_not_played_again(whole, tmp_path):
+    play(ladders(), tmp_path)
+    _, played = play(ladders(), tmp_path)
+    assert played == 0
+    assert contents(tmp_path) == whole
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path):
+    play(ladders(2), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"whole\.evaluation\.episodes was 2, now is 3"):
+        Folder(tmp_path, protocol_of("moody", "", ladders(3)))
+    with pytest.raises(ValueError, match="player was 'moody', now is 'grim'"):
+        Folder(tmp_path, protocol_of("grim", "", ladders(2)))
+    with pytest.raises(ValueError, match="weights was '', now is '000010"):
+        Folder(tmp_path, protocol_of("moody", "000010", ladders(2)))
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_in_which_nothing_was_played_is_free(tmp_path):
+    Folder(tmp_path, protocol_of("mispelt", "", ladders(2)))
+    play(ladders(2), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="which is no folder"):
+        Folder(tmp_path / "file", protocol_of("moody", "", ladders(2)))
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    play(ladders(2), tmp_path)
+    file = tmp_path / "episodes.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[:3], "{}\n", *lines[4:]]))
+    with pytest.raises(ValueError, match=r"line 4 of .*episodes\.jsonl is damaged"):
+        Folder(tmp_path, protocol_of("moody", "", ladders(2)))
+
+
+def test_a_player_that_an_environment_lacks_is_left_out_unless_it_was_asked_for():
+    suite = {"free": play_config("helpers:AnyCounter", environment={"kwargs": {"limit": 1}, "reward": "native"})}
+    suite["free"].evaluation.episodes = 1
+    told = (lambda *_: None, lambda: None)
+    assert list(play_suite(suite, PLAYERS, None, *told)) == [("moody", "free")]
+    with pytest.raises(ValueError, match="free cannot be played by random"):
+        play_suite(suite, OTHERS, None, *told)
+
+
+# -- what suites say
+
+
+def write(folder: Path, tree: Any) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_overrides_are_for_one_environment_or_for_all(tmp_path):
+    block = {"environment": {"id": "helpers:Ladder"}, "evaluation": {"episodes": 7}}
+    path = write(tmp_path, {"one": block, "other": block})
+    suite = load_suite(path, ["evaluation.slots=3", "other.evaluation.episodes=2"], {"model": {"path": "mine"}})
+    assert {name: (c.evaluation.slots, c.evaluation.episodes) for name, c in suite.items()} == {
+        "one": (3, 7),
+        "other": (3, 2),
+    }
+    assert {config.model.path for config in suite.values()} == {"mine"}
+
+
+def test_the_blocks_of_a_suite_replace_what_a_player_brings(tmp_path):
+    path = write(tmp_path, {"one": {"memory": {"use": "full"}}})
+    suite = load_suite(path, [], {"memory": {"use": "window", "turns": 3}, "parser": {"cue": "Say!"}})
+    assert (suite["one"].memory.use, suite["one"].parser.arguments) == ("full", {"cue": "Say!"})
+
+
+@pytest.mark.parametrize(
+    ("tree", "overrides", "words"),
+    [
+        ({"one": 3}, [], ["one", "3", "group of keys"]),
+        ({"one": {"evaluatoin": {}}}, [], ["one", "evaluatoin", "evaluation"]),
+        ({"one": {}}, ["evaluation.episodes=0"], ["one", "evaluation.episodes", "0"]),
+        ({"one": {}, "other": {}}, ["one.model.path=x"], ["one model"]),
+    ],
+)
+def test_a_mistake_in_a_suite_is_one_sentence(tmp_path, tree, overrides, words):
+    with pytest.raises(ValueError) as error:
+        load_suite(write(tmp_path, tree), overrides)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_an_unknown_suite_is_named():
+    with pytest.raises(
+        ValueError, match="suite 'balrogg' is neither a file nor a shipped suite; did you mean 'balrog'"
+    ):
+        load_suite("balrogg")
+
+
+def test_what_is_not_installed_is_missing_and_all_other_mistakes_are_mistakes():
+    good, absent = play_config("helpers:Ladder"), play_config("no_such_package:World")
+    ready, missing = split_missing({"here": good, "away": absent})
+    assert list(ready) == ["here"]
+    assert list(missing) == ["away"] and "no_such_package" in missing["away"]
+    with pytest.raises(ValueError, match="nothing can be played here"):
+        split_missing({"away": absent})
+    with pytest.raises(ValueError, match="does not take the arguments"):
+        split_missing({"here": play_config("helpers:Ladder", environment={"kwargs": {"size": 3}})})
+
+
+@pytest.mark.parametrize(
+    ("name", "episodes"),
+    [
+        ("balrog", {"babyai": (5, 10), "babaisai": (40, 3), "crafter": (1, 10)}),
+        ("verlog", {"babyai": (5, 256), "babaisai": (4, 256), "crafter": (1, 32)}),
+    ],
+)
+def test_shipped_suites_hold_what_their_protocols_say(name, episodes):
+    suite, missing = split_missing(load_suite(name))
+    assert not missing
+    assert {k: (len(c.environment.tasks), c.evaluation.episodes) for k, c in suite.items()} == episodes
+    assert {config.evaluation.temperature for config in suite.values()} == {1.0}
+    history = {"balrog": {"turns": 16, "thoughts": 1}, "verlog": {"turns": 1}}[name]
+    assert all(config.memory.arguments == history for config in suite.values())
+    assert suite["crafter"].environment.kwargs["length"] == 2000
+
+
+def test_results_are_written_as_json_too(whole):
+    rows = json.loads(whole["results.json"])["results"]
+    assert len(rows) == 3 * (2 * 3 + 1)  # players x (environments x (tasks and all) and overall)
+    assert differences(rows[0], {**rows[0]}) == []
