@@ -233,7 +233,7 @@ class Hopeless(Seeing):
 
 def test_an_environment_that_keeps_failing_is_a_mistake_of_one_sentence(renderer):
     config = seeing()
-    config.environment.id = f"{__name__}:Hopeless"
+    config.environment.id, config.environment.max_failures = f"{__name__}:Hopeless", 3
     with pytest.raises(ValueError, match="3 times in a row"):
         evaluate_model(config, Scripted(renderer), renderer)
 

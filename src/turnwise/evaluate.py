@@ -3,7 +3,8 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from rich.table import Table
 from turnwise import checkpoint
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
-from turnwise.envs.host import EnvironmentFailure, Host
+from turnwise.envs.failures import EnvironmentFailure
+from turnwise.envs.host import Host
+from turnwise.envs.workers import Workers
 from turnwise.metrics import wilson
 from turnwise.models import arithmetic, open_model
 from turnwise.protocols import Engine
@@ -86,11 +89,6 @@ def play_held_out(
     config = config.model_copy(update={"rollout": rollout})
     tasks = list(config.environment.tasks)
     lanes = max(1, min(evaluation.slots // len(tasks), evaluation.episodes))
-    slots = [
-        Slot(lane, task, config, renderer, partial(_lane_seed, task, lane, lanes))
-        for task in tasks
-        for lane in range(lanes)
-    ]
 
     async def play(slot: Slot) -> None:
         quota = len(range(slot.index, evaluation.episodes, lanes))
@@ -101,9 +99,13 @@ def play_held_out(
                 done += 1
                 finished()
 
-    asyncio.run(play_all(play(slot) for slot in slots))
-    for slot in slots:
-        slot.host.close()
+    with closing(Workers(config.environment, len(tasks) * lanes)) as workers:
+        slots = [
+            Slot(lane, task, config, renderer, workers, partial(_lane_seed, task, lane, lanes))
+            for task in tasks
+            for lane in range(lanes)
+        ]
+        asyncio.run(play_all(play(slot) for slot in slots))
     return slots
 
 
@@ -132,15 +134,22 @@ def _count(verdicts: Sequence[bool | None]) -> int | None:
     return sum(bool(verdict) for verdict in verdicts) if any(verdict is not None for verdict in verdicts) else None
 
 
+Choose = Callable[[], Awaitable[str]]
+
+
 def evaluate_random(config: Config) -> list[Result] | None:
     """Play the same episodes by uniformly random legal actions; None where they are not listed."""
 
-    def chooser(host: Host, seed: int) -> Callable[[], str]:
+    def chooser(host: Host, seed: int) -> Choose:
         luck = random.Random(derive("random player", seed))
-        return lambda: luck.choice(host.actions)
+
+        async def choose() -> str:
+            return luck.choice(host.offer.actions)
+
+        return choose
 
     tasks = list(config.environment.tasks)
-    if not Host(config.environment, tasks[0], "").actions:
+    if not _inline(config, tasks[0]).offer.actions:
         return None
     return [_play(config, task, chooser) for task in tasks]
 
@@ -148,19 +157,25 @@ def evaluate_random(config: Config) -> list[Result] | None:
 def evaluate_expert(config: Config) -> list[Result] | None:
     """Play the same episodes by the environment's own expert; None where it has none."""
 
-    def chooser(host: Host, seed: int) -> Callable[[], str]:
+    def chooser(host: Host, seed: int) -> Choose:
         return host.expert
 
     tasks = list(config.environment.tasks)
-    if not hasattr(Host(config.environment, tasks[0], "").environment.unwrapped, "expert"):
+    if not _inline(config, tasks[0]).offer.has_expert:
         return None
     return [_play(config, task, chooser) for task in tasks]
 
 
-def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[], str]]) -> Result:
+def _inline(config: Config, task: str) -> Host:
+    """An environment for players that are cheaper than any worker."""
+    environment = config.environment.model_copy(update={"workers": "inline", "processes": None})
+    return Host(environment, task, "", Workers(environment, 1))
+
+
+def _play(config: Config, task: str, chooser: Callable[[Host, int], Choose]) -> Result:
     async def play() -> tuple[list[tuple[bool | None, float, int]], int]:
-        environment = config.environment.model_copy(update={"workers": "inline"})
-        host = Host(environment, task, "")
+        limit = config.environment.max_failures
+        host = _inline(config, task)
         outcomes, episode, failed = [], 0, 0  # failures in a row
         while len(outcomes) < config.evaluation.episodes:
             try:
@@ -168,7 +183,7 @@ def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[],
                 failed = 0
             except EnvironmentFailure as failure:  # as with the model, another episode takes its place
                 failed += 1
-                if failed >= environment.max_failures:
+                if failed >= limit:
                     raise ValueError(f"{failure} ({failed} times in a row; see environment.max_failures)") from failure
                 host.renew()
             episode += 1
@@ -179,7 +194,7 @@ def _play(config: Config, task: str, chooser: Callable[[Host, int], Callable[[],
         choose = chooser(host, seed)
         total, turns, feedback = 0.0, 0, None
         while feedback is None or not (feedback.terminated or feedback.truncated):
-            feedback = await host.step(choose())
+            feedback = await host.step(await choose())
             total, turns = total + feedback.reward, turns + 1
         return feedback.success, total, turns
 

@@ -13,7 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from turnwise.config import Config
-from turnwise.envs.host import EnvironmentFailure, Host
+from turnwise.envs.failures import EnvironmentFailure, NeighbourFailure
+from turnwise.envs.host import Host
+from turnwise.envs.workers import Workers
 from turnwise.protocols import ActionParser, Ask, Engine, Memory
 from turnwise.render import Renderer
 from turnwise.seeds import derive, episode_seed
@@ -25,6 +27,13 @@ class _Asked(Exception):
 
     def __init__(self, messages: list[Message]):
         self.messages = messages
+
+
+class _Puzzled(Exception):
+    """A parser asked for the meaning of a near-miss, which only the environment knows."""
+
+    def __init__(self, said: str):
+        self.said = said
 
 
 @dataclass
@@ -75,6 +84,7 @@ class Slot:
         task: str,
         config: Config,
         renderer: Renderer,
+        workers: Workers,
         seed: Callable[[int], int],
         transcripts: int = 0,
     ):
@@ -84,9 +94,10 @@ class Slot:
         self.config = config
         self.memory: Memory = config.memory.make("memory")
         cue = config.parser.make("parser").cue
-        self.host = Host(config.environment, self.task, cue)
+        self.host = Host(config.environment, self.task, cue, workers)
+        offer = self.host.offer
         self.parser: ActionParser = config.parser.make(
-            "parser", actions=self.host.actions, default=self.host.default_action, translate=self._translate
+            "parser", actions=offer.actions, default=offer.default_action, translate=self._translate
         )
         self.renderer = renderer
         self.episode = Episode()
@@ -96,6 +107,7 @@ class Slot:
         self._transcripts = transcripts
         self._turns: list[Turn] = []  # of the open segment
         self._shortened = False  # the newest prompt left out older turns
+        self._meanings: dict[str, str | None] = {}  # of the near-misses in the reply that is being parsed
         self._failures = 0  # since turns were last kept
 
     @property
@@ -136,7 +148,7 @@ class Slot:
         self.tally.shortened_prompts += self._shortened
         generation = await engine.generate(prompt, self._sampling())
         text = self.renderer.text(generation.token_ids)
-        action = self.parser.parse(text)
+        action = await self._parse(text)
         feedback = await self.host.step(action.text)
         invalid = action.status == "invalid"
         reward = feedback.reward - invalid * self.config.environment.invalid_penalty
@@ -153,9 +165,19 @@ class Slot:
         elif feedback.truncated:
             self._end("truncated", await self._next_prompt(), feedback)
 
+    async def _parse(self, text: str) -> Action:
+        """A parser cannot wait for the environment to translate: it is stopped, and told when it starts over."""
+        self._meanings.clear()
+        while True:
+            try:
+                return self.parser.parse(text)
+            except _Puzzled as puzzled:
+                self._meanings[puzzled.said] = await self.host.translate(puzzled.said)
+
     def _translate(self, said: str) -> str | None:
-        """By the environment in use, which a failure replaces."""
-        return self.host.translate(said) if self.host.translate else None
+        if said not in self._meanings:
+            raise _Puzzled(said)
+        return self._meanings[said]
 
     async def _begin(self) -> None:
         number = self.episode.number + 1
@@ -231,7 +253,7 @@ class Slot:
         self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
 
     def _drop(self, failure: EnvironmentFailure) -> None:
-        self._failures += 1
+        self._failures += not isinstance(failure, NeighbourFailure)
         if self._failures >= self.config.environment.max_failures:
             raise ValueError(
                 f"{failure} ({self._failures} times in a row, and no turns to keep; see environment.max_failures)"
@@ -282,12 +304,18 @@ class Collector:
     def __init__(self, config: Config, renderer: Renderer):
         self.config = config
         self.tally = Tally()
+        self._workers = Workers(config.environment, config.rollout.n_env)
         tasks = list(config.environment.tasks)
-        self.slots = []
-        for index in range(config.rollout.n_env):
-            task = tasks[index % len(tasks)]
-            seed = partial(episode_seed, "train", config.seed, task, index)
-            self.slots.append(Slot(index, task, config, renderer, seed, config.log.transcript_every))
+        self.slots: list[Slot] = []
+        try:
+            for index in range(config.rollout.n_env):
+                task = tasks[index % len(tasks)]
+                seed = partial(episode_seed, "train", config.seed, task, index)
+                slot = Slot(index, task, config, renderer, self._workers, seed, config.log.transcript_every)
+                self.slots.append(slot)
+        except BaseException:
+            self.close()
+            raise
 
     def collect(self, engine: Engine) -> list[Segment]:
         """The segments of one batch, slot by slot in time order."""
@@ -306,8 +334,8 @@ class Collector:
         return [segment for slot in self.slots for segment in await slot.cut()]
 
     def close(self) -> None:
-        for slot in self.slots:
-            slot.host.close()
+        """Let go of the environments."""
+        self._workers.close()
 
     def state(self) -> list[dict[str, Any]]:
         return [slot.state() for slot in self.slots]
