@@ -36,7 +36,11 @@ class Memory(Protocol):
 
 
 class ActionParser(Protocol):
-    """The answer format: tells the model how to answer, and reads the answer."""
+    """The answer format: tells the model how to answer, and reads the answer.
+
+    It is made with `actions`, `default` and `translate`. A call of `translate` may not return: then the environment is
+    asked, wherever it runs, and `parse` begins anew. So a parser keeps no state and catches nothing around that call.
+    """
 
     cue: str  # closes the current observation
 

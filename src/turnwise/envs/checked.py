@@ -63,12 +63,12 @@ class CheckedEnvironment:
         self._cue = cue
         with _blamed(ValueError):
             self.environment = make_environment(config, task)
-        space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
+            space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
+            offered = self._attribute("actions", ())
+            textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
+            self.actions: list[str] = list(offered if textual and offered else config.actions)
+            self.default_action: str = self._attribute("default_action", config.default_action)
         self._numbered = isinstance(space, gymnasium.spaces.Discrete)
-        offered = self._attribute("actions", ())
-        textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
-        self.actions: list[str] = list(offered if textual and offered else config.actions)
-        self.default_action: str = self._attribute("default_action", config.default_action)
         if isinstance(space, gymnasium.spaces.Discrete) and len(self.actions) != space.n:
             raise ValueError(
                 f"environment.actions names {len(self.actions)} actions, but {config.id} has {space.n}; "
@@ -82,8 +82,9 @@ class CheckedEnvironment:
             )
 
     def offer(self) -> Offer:
-        translates, has_expert = (bool(self._attribute(name, None)) for name in ("translate", "expert"))
-        return Offer(self.actions, self.default_action, translates, has_expert)
+        with _blamed():
+            translates, has_expert = (bool(self._attribute(name, None)) for name in ("translate", "expert"))
+            return Offer(self.actions, self.default_action, translates, has_expert)
 
     def reset(self, seed: int) -> Observation:
         with _blamed():

@@ -145,7 +145,7 @@ class _Home:
                     return None, None
                 self._environment = self._make()
             return getattr(self._environment, name)(*arguments), None
-        except (EnvironmentFailure, ValueError) as error:
+        except Exception as error:
             return None, error
 
 
@@ -258,7 +258,7 @@ def _live(pipe: Connection) -> None:
             if make is not None:
                 homes[key] = _Home(make)
             answer, error = homes[key].answer(name, arguments)
-            # Of whatever kind of ValueError it is, the parent must be able to read it.
+            # Whatever kind of ValueError it is, the parent must be able to read it.
             pipe.send((answer, ValueError(str(error)) if isinstance(error, ValueError) else error))
             if name == "close":
                 del homes[key]
