@@ -108,7 +108,7 @@ def test_failures_are_survived_and_counted_exactly_as_scheduled(renderer, worker
     schedule = {"crash": 0.05, "deadly": deadly, "hang": 0.01, "garbage": 0.01}
     processes = {"processes": n_env} if workers == "process" else {}
     # Of 25 turns in a row one in six goes well: bad luck is not to end the run.
-    config = faulty(workers, schedule, n_env, e_len, timeout_s=2.0, max_failures=1000, **processes)
+    config = faulty(workers, schedule, n_env, e_len, timeout_s=3.0, max_failures=1000, **processes)
     batches, tallies = collect(config, renderer, 2)
     for segments, tally, foretold in zip(batches, tallies, foretell(config, 2), strict=True):
         assert shown(segments, n_env) == foretold.turns
@@ -128,13 +128,13 @@ def seed_of(slot: int, episode: int = 0) -> int:
     [
         ("exit", "its process ended with exit code 3"),
         ("segfault", "its process ended by SIGSEGV"),
-        ("hang", "a call took longer than environment.timeout_s=0.5"),
+        ("hang", "a call took longer than environment.timeout_s=3"),
     ],
 )
 def test_neighbours_lose_their_episodes_with_the_process_and_are_not_blamed(renderer, fate, message):
     """Slot 1 goes wrong in its third turn; even a limit of one failure does not end the run for slot 0."""
     schedule = {"planned": {f"{seed_of(1)}/3": fate}, "length": 1000}
-    config = faulty("process", schedule, processes=1, timeout_s=0.5, mode="lockstep", max_failures=2)
+    config = faulty("process", schedule, processes=1, timeout_s=3.0, mode="lockstep", max_failures=2)
     config.rollout.e_len = 6
     with closing(Collector(config, renderer)) as collector:
         told: list[str] = []
@@ -168,8 +168,8 @@ def test_no_more_processes_are_started_than_there_are_environments(renderer):
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[Callable[[str], Workers]]:
-    made = {kind: Workers(faulty(kind, timeout_s=5.0).environment, 1) for kind in ("inline", "thread")}
-    made["process"] = Workers(faulty("process", processes=1, timeout_s=5.0).environment, 1)
+    made = {kind: Workers(faulty(kind).environment, 1) for kind in ("inline", "thread")}
+    made["process"] = Workers(faulty("process", processes=1).environment, 1)
     yield made.__getitem__
     for workers in made.values():
         workers.close()
