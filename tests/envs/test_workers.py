@@ -127,7 +127,7 @@ def seed_of(slot: int, episode: int = 0) -> int:
     ("fate", "message"),
     [
         ("exit", "its process ended with exit code 3"),
-        ("segfault", "its process ended by SIGSEGV"),
+        ("segfault", "its process ended with signal 11, Segmentation fault"),
         ("hang", "a call took longer than environment.timeout_s=3"),
     ],
 )
@@ -282,7 +282,7 @@ def test_a_child_that_is_killed_while_idle_is_replaced(renderer):
         (segment,) = collector.collect(Scripted(renderer, walk))
         assert (segment.episode, len(segment.turns)) == (1, 4)
         assert (collector.tally.failures, collector.tally.dropped_turns) == (1, 0)
-        assert "its process ended by SIGKILL" in collector.tally.last_failure
+        assert "its process ended with signal 9, Killed" in collector.tally.last_failure
         assert not Path(f"/proc/{child.pid}").exists()
 
 

@@ -230,9 +230,9 @@ class _Process:
             self._bury(0)
         except Exception as error:
             code = self._bury(GRACE_S)
-            fate = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            fate = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
             closed = isinstance(error, EOFError | OSError)
-            self._end = f"its process ended {fate}" if closed else f"its answer cannot be read: {error}"
+            self._end = f"its process ended with {fate}" if closed else f"its answer cannot be read: {error}"
         raise EnvironmentFailure(self._end)
 
     def _bury(self, grace_s: float) -> int:
