@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import collect, credit, horizon, sample, slow_slot, train_step, update
+from benchmarks import collect, credit, faults, horizon, sample, slow_slot, stepping, train_step, update
 
 QUICK = {
     "credit": credit.main,
@@ -10,6 +10,8 @@ QUICK = {
     "update": update.main,
     "horizon": horizon.main,
     "slow_slot": slow_slot.main,
+    "stepping": stepping.main,
+    "faults": faults.main,
 }
 WITH_PEERS = {"train_step": train_step.main, "sample": sample.main}  # they install gigabytes of other projects first
 ALL = QUICK | WITH_PEERS

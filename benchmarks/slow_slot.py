@@ -7,8 +7,7 @@ import time
 from benchmarks.common import record
 from turnwise.config import Config, parse_config
 from turnwise.evaluate import open_player
-from turnwise.protocols import Engine
-from turnwise.render import Renderer
+from turnwise.protocols import Codec, Engine
 from turnwise.rollout import Collector
 
 SLEEP_S = 2.0
@@ -40,7 +39,7 @@ def settings(sleep_s: float) -> Config:
     )
 
 
-async def seconds_a_turn(config: Config, engine: Engine, renderer: Renderer) -> float:
+async def seconds_a_turn(config: Config, engine: Engine, renderer: Codec) -> float:
     """Mean over the slots that do not sleep, from the start of the batch to their own last turn."""
     slots = Collector(config, renderer).slots
     start = time.perf_counter()

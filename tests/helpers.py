@@ -156,7 +156,6 @@ class AnyText:
 
     actions: Sequence[str] = ()
     default: str = ""
-    translate: Callable[[str], str | None] | None = None
     cue: str = ""
 
     def parse(self, text: str) -> Action:

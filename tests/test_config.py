@@ -149,6 +149,8 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("update: {ephocs: 3}", ["unknown key update.ephocs", "did you mean 'epochs'"]),
         ("zzz: 3", ["unknown key zzz", "seed"]),
         ("1: 2", ["unknown key 1"]),
+        # what does nothing
+        ("environment: {processes: 2}", ["environment.processes=2 does nothing", "set environment.workers=process"]),
         # wrong kinds of values
         ("update: {epochs: two}", ["update.epochs", "'two'", "integer"]),
         ("update: 3", ["update is 3", "epochs"]),

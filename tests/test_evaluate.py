@@ -162,8 +162,7 @@ def test_the_limit_of_training_episodes_does_not_hold_for_judged_ones(renderer):
     config = play_config(
         environment={"kwargs": {"limit": 4}}, rollout={"max_episode_turns": 2}, evaluation={"episodes": 3}
     )
-    (result,) = evaluate_model(config, Scripted(renderer), renderer)
-    assert result.mean_turns == 4
+    assert [record.turns for record in evaluate(config, Model(Scripted(renderer), renderer))] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -243,7 +242,7 @@ class Hopeless(Seeing):
 
 def test_an_environment_that_keeps_failing_is_a_mistake_of_one_sentence(renderer):
     config = seeing()
-    config.environment.id = f"{__name__}:Hopeless"
+    config.environment.id, config.environment.max_failures = f"{__name__}:Hopeless", 3
     with pytest.raises(ValueError, match="3 times in a row"):
         evaluate(config, Model(Scripted(renderer), renderer))
 

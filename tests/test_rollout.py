@@ -441,7 +441,7 @@ def test_a_level_that_fails_is_not_tried_again(renderer):
     ("how", "at", "workers"), [("raise", 0, "inline"), ("nan", 1, "inline"), ("raise", 1, "thread")]
 )
 def test_failures_in_a_row_end_the_run(renderer, how, at, workers):
-    collector = Collector(broken(how, at, tuple(range(9)), workers=workers), renderer)
+    collector = Collector(broken(how, at, tuple(range(9)), workers=workers, max_failures=3), renderer)
     with pytest.raises(ValueError, match=r"Broken.*failed: .*3 times in a row.*environment.max_failures"):
         collector.collect(Scripted(renderer))
     assert Broken.made == 3

@@ -33,7 +33,7 @@ COMPONENTS = {
     },
 }
 # Arguments that the framework passes by itself.
-_GIVEN = {"parser": {"actions", "default", "translate"}}
+_GIVEN = {"parser": {"actions", "default"}}
 
 
 class _Loader(yaml.SafeLoader):
@@ -91,14 +91,24 @@ class EnvironmentConfig(_Strict):
     default_action: str = ""  # played instead of an invalid one, where the environment names none
     reward: Literal["binary", "native"] = "binary"  # binary: 1 where the episode ends in success, else 0
     invalid_penalty: float = Field(default=0.1, ge=0)  # subtracted from the reward of an invalid turn
-    workers: Literal["thread", "inline"] = "thread"  # inline: in the collector's own thread; bit-reproducible
-    timeout_s: float = Field(default=60.0, gt=0)  # of one call, in a thread
-    max_failures: PositiveInt = 3  # failures of one slot, with no turns kept between them, that end the run
+    workers: Literal["inline", "thread", "process"] = "thread"  # inline: in the collector's own thread
+    processes: PositiveInt | None = None  # child processes that the slots share; null: as many as there are cores
+    timeout_s: float = Field(default=60.0, gt=0)  # of one call, in a thread or a process
+    max_failures: PositiveInt = 10  # of one slot by its own fault, with no turns kept between them, that end the run
 
     @model_validator(mode="after")
     def _default_tasks(self) -> EnvironmentConfig:
         if not self.tasks:
             self.tasks = {self.id.rpartition(":")[2]: {}}
+        return self
+
+    @model_validator(mode="after")
+    def _processes_need_workers(self) -> EnvironmentConfig:
+        if self.processes is not None and self.workers != "process":
+            raise ValueError(
+                f"environment.processes={self.processes} does nothing while environment.workers is {self.workers}; "
+                "set environment.workers=process"
+            )
         return self
 
 

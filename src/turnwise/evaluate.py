@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from turnwise.config import Config
+from turnwise.envs.workers import Workers
 from turnwise.episodes import Record
 from turnwise.players import Model, Player
 from turnwise.players import open_player as open_player
@@ -66,7 +68,7 @@ def _play(
     config: Config, player: Player, known: Sequence[Record], finished: Callable[[Lane, Slot], object]
 ) -> list[Slot]:
     lanes = [lane for lane in _lanes(config, known) if lane.quota]
-    seats = [player.sit(config, lane.index, lane.task, lane.seed) for lane in lanes]
+    config = player.rules(config)
 
     async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
         done = 0
@@ -77,11 +79,9 @@ def _play(
                 done += 1
                 finished(lane, slot)
 
-    try:
+    with closing(Workers(config.environment, len(lanes))) as workers:
+        seats = [player.sit(config, lane.index, lane.task, workers, lane.seed) for lane in lanes]
         asyncio.run(play_all(play(lane, *seat) for lane, seat in zip(lanes, seats, strict=True)))
-    finally:
-        for slot, _ in seats:
-            slot.host.close()
     return [slot for slot, _ in seats]
 
 

@@ -1,7 +1,7 @@
 """The THINK/ACTION answer format: how the model is told to answer, and what its answer means."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turnwise.types import Action, Status
@@ -15,14 +15,12 @@ _EDGES = " \t\"'`*_.,;:!?()[]{}<>“”‘’«»"  # noqa: RUF001
 class ThinkAct:
     """Reads the first line after the last ACTION: marker.
 
-    Legal actions are matched without regard to case, quotes, markup, underscores and end punctuation; then the
-    environment's table of near-misses is asked; anything else becomes the default action. With no list of actions,
-    any text is legal.
+    Legal actions are matched without regard to case, quotes, markup, underscores and end punctuation; anything else
+    becomes the default action. With no list of actions, any text is legal.
     """
 
     actions: Sequence[str] = ()
     default: str = ""
-    translate: Callable[[str], str | None] | None = None
     cue: str = "What will you do next? Answer in this format:\nTHINK: your reasoning\nACTION: one legal action"
 
     def parse(self, text: str) -> Action:
@@ -44,8 +42,7 @@ class ThinkAct:
         for action in self.actions:
             if normalise(action) == plain:
                 return action, "valid"
-        translated = self.translate(plain) if self.translate and plain else None
-        return (translated, "translated") if translated else (self.default, "invalid")
+        return self.default, "invalid"
 
 
 def normalise(text: str) -> str:

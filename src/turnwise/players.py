@@ -5,16 +5,19 @@ All of them sit in the slots that training plays in. Chance and expert answer by
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise import checkpoint
-from turnwise.config import Component, Config
+from turnwise.config import Component, Config, EnvironmentConfig
 from turnwise.engines.chat import ChatEngine, Conversation, is_address
 from turnwise.engines.local import LocalEngine
+from turnwise.envs.checked import Offer
 from turnwise.envs.host import Host
+from turnwise.envs.workers import Workers
 from turnwise.models import arithmetic, open_model
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
@@ -23,12 +26,18 @@ from turnwise.seeds import derive
 from turnwise.types import Action, Generation, Sampling
 
 Seat = tuple[Slot, Engine]
+Choose = Callable[[Slot], Awaitable[str]]
+Invite = Callable[[Config], "Player | None"]  # None: such a player cannot play there
 
 
 class Player(Protocol):
     speaks: bool  # its actions are read from text
 
-    def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
+    def rules(self, config: Config) -> Config:
+        """The configuration by which this player is judged."""
+        ...
+
+    def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
         """A slot to play a task in, and who answers there; `seed` gives the seed of its n-th episode."""
         ...
 
@@ -41,28 +50,31 @@ class Model:
     codec: Codec
     speaks = True
 
-    def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
+    def rules(self, config: Config) -> Config:
         rollout: dict[str, Any] = {"temperature": config.evaluation.temperature, "top_p": 1.0, "top_k": 0}
         rollout["max_episode_turns"] = None  # an episode is judged at its own end
         if isinstance(self.codec, Conversation):
             rollout["max_prompt_tokens"] = sys.maxsize  # it counts bytes, no tokens: the limit is the server's
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
-        return Slot(index, task, config, self.codec, seed), self.engine
+        return config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+
+    def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
+        return Slot(index, task, config, self.codec, workers, seed), self.engine
 
 
 @dataclass(frozen=True)
 class Chooser:
     """A player that chooses its actions with the environment at hand."""
 
-    choose: Callable[[Slot], str]
+    choose: Choose
     speaks = False
 
-    def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
-        environment = config.environment.model_copy(update={"workers": "inline"})  # an expert looks into it
+    def rules(self, config: Config) -> Config:
         nothing = Component.model_validate({"use": "window", "turns": 0})
         rollout = config.rollout.model_copy(update={"max_episode_turns": None})
-        config = config.model_copy(update={"environment": environment, "memory": nothing, "rollout": rollout})
-        slot = Slot(index, task, config, Conversation(), seed)
+        return config.model_copy(update={"environment": _inline(config), "memory": nothing, "rollout": rollout})
+
+    def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
+        slot = Slot(index, task, config, Conversation(), workers, seed)
         slot.parser = _Verbatim()
         return slot, _Choices(slot, self.choose)
 
@@ -70,21 +82,22 @@ class Chooser:
 def random_player(config: Config) -> Player | None:
     """Uniformly random legal actions; None where they are not listed."""
 
-    def choose(slot: Slot) -> str:
-        actions = slot.host.actions
+    async def choose(slot: Slot) -> str:
+        actions = slot.host.offer.actions
         return actions[derive("random player", slot.episode.seed, slot.episode.turns) % len(actions)]
 
-    return Chooser(choose) if _a_host(config).actions else None
+    return Chooser(choose) if _offer(config).actions else None
 
 
 def expert_player(config: Config) -> Player | None:
     """The environment's own expert; None where it has none."""
-    known = hasattr(_a_host(config).environment.unwrapped, "expert")
-    return Chooser(lambda slot: slot.host.expert()) if known else None
+    return Chooser(lambda slot: slot.host.expert()) if _offer(config).has_expert else None
 
 
-Offer = Callable[[Config], Player | None]
-OTHERS: dict[str, Offer] = {"random": random_player, "expert": expert_player}  # who plays beside a model
+OTHERS: dict[str, Callable[[Config], Player | None]] = {
+    "random": random_player,
+    "expert": expert_player,
+}  # who plays beside a model
 
 
 def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
@@ -114,11 +127,16 @@ def _newest(run: Path) -> Path:
     return newest
 
 
-def _a_host(config: Config) -> Host:
-    """One to see what the environment offers."""
-    host = Host(config.environment, next(iter(config.environment.tasks)), "")
-    host.close()
-    return host
+def _offer(config: Config) -> Offer:
+    """What the environment offers to those who play it."""
+    environment = _inline(config)
+    with closing(Workers(environment, 1)) as workers:
+        return Host(environment, next(iter(environment.tasks)), "", workers).offer
+
+
+def _inline(config: Config) -> EnvironmentConfig:
+    """Who needs no model is faster than any worker."""
+    return config.environment.model_copy(update={"workers": "inline", "processes": None})
 
 
 @dataclass(frozen=True)
@@ -126,10 +144,10 @@ class _Choices:
     """Stands in for an engine: the reply is the chosen action."""
 
     slot: Slot
-    choose: Callable[[Slot], str]
+    choose: Choose
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
-        return Generation(Conversation().reply(self.choose(self.slot)), (), "stop", 0)
+        return Generation(Conversation().reply(await self.choose(self.slot)), (), "stop", 0)
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         raise ValueError("a player that chooses has no weights")

@@ -36,7 +36,11 @@ class Memory(Protocol):
 
 
 class ActionParser(Protocol):
-    """The answer format: tells the model how to answer, and reads the answer."""
+    """The answer format: tells the model how to answer, and reads the answer.
+
+    It is made with `actions`, the legal ones, and `default`, which is played instead of an invalid one. A near-miss is
+    invalid to it: the environment is asked for its meaning afterwards.
+    """
 
     cue: str  # closes the current observation
 

@@ -6,14 +6,16 @@ wherever their episodes stand, and the next batch goes on from there.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from turnwise.config import Config
-from turnwise.envs.host import EnvironmentFailure, Host
+from turnwise.envs.failures import EnvironmentFailure, NeighbourFailure
+from turnwise.envs.host import Host
+from turnwise.envs.workers import Workers
 from turnwise.protocols import ActionParser, Ask, Codec, Engine, Memory
 from turnwise.seeds import derive, episode_seed
 from turnwise.types import Action, End, Feedback, Message, Observation, Outcome, Sampling, Segment, Turn
@@ -74,6 +76,7 @@ class Slot:
         task: str,
         config: Config,
         renderer: Codec,
+        workers: Workers,
         seed: Callable[[int], int],
         transcripts: int = 0,
     ):
@@ -83,10 +86,9 @@ class Slot:
         self.config = config
         self.memory: Memory = config.memory.make("memory")
         cue = config.parser.make("parser").cue
-        self.host = Host(config.environment, self.task, cue)
-        self.parser: ActionParser = config.parser.make(
-            "parser", actions=self.host.actions, default=self.host.default_action, translate=self._translate
-        )
+        self.host = Host(config.environment, self.task, cue, workers)
+        offer = self.host.offer
+        self.parser: ActionParser = config.parser.make("parser", actions=offer.actions, default=offer.default_action)
         self.renderer = renderer
         self.episode = Episode()
         self.tally = Tally()
@@ -135,7 +137,7 @@ class Slot:
         self.tally.shortened_prompts += self._shortened
         generation = await engine.generate(prompt, self._sampling())
         text = self.renderer.text(generation.token_ids)
-        action = self.parser.parse(text)
+        action = await self._understand(text)
         feedback = await self.host.step(action.text)
         invalid = action.status == "invalid"
         reward = feedback.reward - invalid * self.config.environment.invalid_penalty
@@ -152,9 +154,11 @@ class Slot:
         elif feedback.truncated or episode.turns == self.config.rollout.max_episode_turns:
             self._end("truncated", await self._next_prompt(), feedback)
 
-    def _translate(self, said: str) -> str | None:
-        """By the environment in use, which a failure replaces."""
-        return self.host.translate(said) if self.host.translate else None
+    async def _understand(self, text: str) -> Action:
+        """What a reply means: what the parser cannot read may be a near-miss that the environment knows."""
+        action = self.parser.parse(text)
+        meaning = await self.host.translate(action.said) if action.status == "invalid" else None
+        return replace(action, text=meaning, status="translated") if meaning else action
 
     async def _begin(self) -> None:
         number = self.episode.number + 1
@@ -230,7 +234,7 @@ class Slot:
         self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
 
     def _drop(self, failure: EnvironmentFailure) -> None:
-        self._failures += 1
+        self._failures += not isinstance(failure, NeighbourFailure)
         if self._failures >= self.config.environment.max_failures:
             raise ValueError(
                 f"{failure} ({self._failures} times in a row, and no turns to keep; see environment.max_failures)"
@@ -281,12 +285,18 @@ class Collector:
     def __init__(self, config: Config, renderer: Codec):
         self.config = config
         self.tally = Tally()
+        self._workers = Workers(config.environment, config.rollout.n_env)
         tasks = list(config.environment.tasks)
-        self.slots = []
-        for index in range(config.rollout.n_env):
-            task = tasks[index % len(tasks)]
-            seed = partial(episode_seed, "train", config.seed, task, index)
-            self.slots.append(Slot(index, task, config, renderer, seed, config.log.transcript_every))
+        self.slots: list[Slot] = []
+        try:
+            for index in range(config.rollout.n_env):
+                task = tasks[index % len(tasks)]
+                seed = partial(episode_seed, "train", config.seed, task, index)
+                slot = Slot(index, task, config, renderer, self._workers, seed, config.log.transcript_every)
+                self.slots.append(slot)
+        except BaseException:
+            self.close()
+            raise
 
     def collect(self, engine: Engine) -> list[Segment]:
         """The segments of one batch, slot by slot in time order."""
@@ -305,8 +315,8 @@ class Collector:
         return [segment for slot in self.slots for segment in await slot.cut()]
 
     def close(self) -> None:
-        for slot in self.slots:
-            slot.host.close()
+        """Let go of the environments."""
+        self._workers.close()
 
     def state(self) -> list[dict[str, Any]]:
         return [slot.state() for slot in self.slots]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import Config, find_shipped, override, parse_config, read_tree
-from turnwise.envs.host import make_environment
+from turnwise.envs.checked import make_environment
 from turnwise.episodes import Episodes, Folder, Key, Record
 from turnwise.evaluate import evaluate
-from turnwise.players import Offer
+from turnwise.players import Invite
 
 Suite = Mapping[str, Config]  # environment -> what to play there
 
@@ -60,7 +60,7 @@ def split_missing(suite: Suite) -> tuple[Suite, dict[str, str]]:
 
 def play_suite(
     suite: Suite,
-    players: Mapping[str, Offer],
+    players: Mapping[str, Invite],
     folder: Folder | None,
     begin: Callable[[Key, int, int], object],
     finished: Callable[[], object],
@@ -78,8 +78,8 @@ def play_suite(
         finished()
 
     for environment, config in suite.items():
-        for name, offer in players.items():
-            player, key = offer(config), (name, environment)
+        for name, invite in players.items():
+            player, key = invite(config), (name, environment)
             if player is not None:
                 known = episodes.get(key, [])
                 begin(key, config.evaluation.episodes * len(config.environment.tasks), len(known))

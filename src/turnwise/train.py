@@ -4,6 +4,7 @@ collect turns -> pack them into rows -> judge them -> credit them -> update -> p
 """
 
 import math
+from contextlib import closing
 from dataclasses import asdict
 from threading import Event
 from typing import Any
@@ -30,14 +31,13 @@ from turnwise.view import View
 def train(config: Config, resume: bool = False) -> bool:
     """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
     training = Training(config, resume)
-    with training.view, interruptible() as stop:
+    with closing(training.collector), training.view, interruptible() as stop:
         training.warm_up(stop)
         while training.progress.step < config.steps and not stop.is_set():
             training.step()
         if stop.is_set():
             training.view.say("stopped after the step under way")
         training.save(final=True)
-    training.collector.close()
     return training.progress.step >= config.steps
 
 

@@ -1,0 +1,180 @@
+"""Makes one environment, and checks and translates what it answers.
+
+Whatever goes wrong inside an environment (it raises, or answers nonsense) leaves here as EnvironmentFailure; a mistake
+in the configuration is a ValueError. Knows nothing of threads, processes and time limits.
+"""
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from turnwise.config import EnvironmentConfig, load_object
+from turnwise.envs.failures import EnvironmentFailure
+from turnwise.parse import normalise
+from turnwise.types import Feedback, Observation
+
+MAX_CHARACTERS = 1_000_000  # of an observation: more than any model reads
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What an environment offers to those who play it."""
+
+    actions: list[str]  # legal action texts; empty: any text
+    default_action: str
+    translates: bool  # it knows near-misses of its actions
+    has_expert: bool
+
+
+def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any, Any]:
+    """The environment of a task, by `module:Class` or by Gymnasium id. A mistake is a ValueError."""
+    kwargs = {**config.kwargs, **config.tasks[task]}
+    module, _, name = config.id.rpartition(":")
+    if module and name.isidentifier():
+        factory: Callable[..., Any] = load_object("environment.id", config.id)
+    else:
+        try:
+            if module:
+                importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"environment.id is {config.id!r}, but {error}") from error
+        if name not in gymnasium.registry:
+            raise ValueError(
+                f"environment.id is {config.id!r}, which Gymnasium does not know; "
+                "write your own as module:Class, or name the package that registers it as module:id"
+            )
+        factory = lambda **kw: gymnasium.make(name, disable_env_checker=True, **kw)  # noqa: E731
+    try:
+        return factory(**kwargs)
+    except TypeError as error:
+        raise ValueError(f"environment.id={config.id} does not take the arguments {kwargs}: {error}") from error
+
+
+class CheckedEnvironment:
+    """An environment of one task that answers in records."""
+
+    def __init__(self, config: EnvironmentConfig, task: str, cue: str):
+        """`cue` closes every observation. A mistake in the configuration is a ValueError."""
+        self.config = config
+        self._cue = cue
+        with _blamed(ValueError):
+            self.environment = make_environment(config, task)
+            space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
+            offered = self._attribute("actions", ())
+            textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
+            self.actions: list[str] = list(offered if textual and offered else config.actions)
+            self.default_action: str = self._attribute("default_action", config.default_action)
+        self._numbered = isinstance(space, gymnasium.spaces.Discrete)
+        if isinstance(space, gymnasium.spaces.Discrete) and len(self.actions) != space.n:
+            raise ValueError(
+                f"environment.actions names {len(self.actions)} actions, but {config.id} has {space.n}; "
+                "name each of them in order"
+            )
+        if not self.default_action:
+            self.default_action = self.actions[0] if self.actions else ""
+        if self.actions and self.default_action not in self.actions:
+            raise ValueError(
+                f"environment.default_action is {self.default_action!r}; it must be one of {', '.join(self.actions)}"
+            )
+
+    def offer(self) -> Offer:
+        with _blamed():
+            translates, has_expert = (bool(self._attribute(name, None)) for name in ("translate", "expert"))
+            return Offer(self.actions, self.default_action, translates, has_expert)
+
+    def reset(self, seed: int) -> Observation:
+        with _blamed():
+            observation, info = _tuple(self.environment.reset(seed=seed), 2)
+            return self._observe(observation, info)
+
+    def step(self, action: str) -> Feedback:
+        with _blamed():
+            played = self.actions.index(action) if self._numbered else action
+            observation, reward, terminated, truncated, info = _tuple(self.environment.step(played), 5)
+            if not isinstance(info, Mapping):
+                raise EnvironmentFailure(f"its info is {info!r:.80}")
+            reward = _number("reward", reward)
+            if not math.isfinite(reward):
+                raise EnvironmentFailure(f"its reward is {reward}")
+            terminated, truncated = bool(terminated), bool(truncated)
+            success = None if info.get("success") is None else bool(info["success"])
+            progression = info.get("progression", success)
+            if progression is not None:
+                progression = _number("info['progression']", progression)
+                if not 0 <= progression <= 1:
+                    raise EnvironmentFailure(f"its info['progression'] is {progression}, not between 0 and 1")
+            shown = self._observe(observation, info)
+        if self.config.reward == "binary":
+            reward = self._verdict(success) if terminated or truncated else 0.0
+        return Feedback(shown, reward, terminated, truncated and not terminated, success, progression)
+
+    def translate(self, said: str) -> str | None:
+        """The legal action that a near-miss means; None where it means none."""
+        plain = normalise(said)
+        with _blamed():
+            meaning = self.environment.unwrapped.translate(plain) if plain else None  # type: ignore[attr-defined]
+            if meaning is not None and meaning not in self.actions:
+                raise EnvironmentFailure(f"it translated {said!r:.80} to {meaning!r:.80}, which is no legal action")
+            return meaning
+
+    def expert(self) -> str:
+        """What the environment's own expert would play now."""
+        with _blamed():
+            return self.environment.unwrapped.expert()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """What an environment says at its end concerns nobody: it may be broken."""
+        with contextlib.suppress(Exception, SystemExit):
+            self.environment.close()
+
+    def _observe(self, observation: Any, info: Mapping[str, Any]) -> Observation:
+        parts = observation if isinstance(observation, Mapping) else {"text": observation}
+        text = parts.get("text")
+        if not isinstance(text, str):
+            raise EnvironmentFailure(f"its observation is {observation!r:.80}, neither text nor a dict with `text`")
+        cue = "\n".join(part for part in (str(parts.get("cue", "")), self._cue) if part)
+        shown = Observation(str(text), cue, str(parts.get("instructions", self.config.instructions)))
+        characters = len(shown.text) + len(shown.cue) + len(shown.instructions)
+        if characters > MAX_CHARACTERS:
+            raise EnvironmentFailure(f"its observation has {characters:,} characters, more than {MAX_CHARACTERS:,}")
+        return shown
+
+    def _verdict(self, success: bool | None) -> float:
+        if success is None:
+            raise ValueError(
+                f"environment.reward=binary needs info['success'] at the end of an episode, which {self.config.id} "
+                "does not give; use environment.reward=native"
+            )
+        return float(success)
+
+    def _attribute(self, name: str, default: Any) -> Any:
+        return getattr(self.environment.unwrapped, name, None) or default
+
+
+@contextlib.contextmanager
+def _blamed(*mistakes: type[Exception]) -> Iterator[None]:
+    """Whatever is raised in here, but for `mistakes`, is a failure of the environment; so is its wish to exit."""
+    try:
+        yield
+    except (EnvironmentFailure, *mistakes):
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}") from error
+
+
+def _tuple(answer: Any, length: int) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple) or len(answer) != length:
+        raise EnvironmentFailure(f"it answered {answer!r:.80} instead of {length} values")
+    return answer
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise EnvironmentFailure(f"its {name} is {value!r:.80}") from None
