@@ -1,4 +1,4 @@
-"""The command line: train, eval, make-model."""
+"""The command line: train, eval, probe, make-model."""
 
 import argparse
 import ctypes
@@ -31,6 +31,16 @@ examples:
 
 Every player meets the same held-out levels. Beside the model play a uniformly random player and, where the
 environment has one, its expert; brackets hold 95% Wilson intervals."""
+
+_PROBE = """\
+examples:
+  turnwise probe tiny babyai-quick                    what does the model do before any training?
+  turnwise probe tiny babyai-quick babyai             several recipes, on one page
+  turnwise probe runs/babyai-quick                    a run, by its own recipe
+  turnwise probe tiny babyai evaluation.episodes=32 --memory 1 2 4 8 16 32
+
+Plays 20 episodes a task, or fewer where there are more than 8 tasks, and says what to mend before training: in the
+terminal in brief, on the page with transcripts. What each figure means stands in docs/probe.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("recipe", metavar="RECIPE", nargs="?", help="the environment and protocol; a run has its own")
     evaluate.add_argument("overrides", metavar="key=value", nargs="*", help="dotted keys, such as evaluation.episodes")
     evaluate.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
+
+    probe = _command(commands, "probe", "see what a model does zero-shot, before any training", _PROBE, _probe)
+    probe.add_argument("player", metavar="RUN_OR_MODEL", help="a run's folder, a model's folder, a hub id, or tiny")
+    probe.add_argument("words", metavar="RECIPE | key=value", nargs="*", help="recipes; overrides hold for all of them")
+    sizes = {"metavar": "TURNS", "type": int, "nargs": "+", "default": []}
+    probe.add_argument("--memory", **sizes, help="play again with a window of so many turns, for each of these")
+    probe.add_argument("--html", metavar="FILE", type=Path, default=Path("probe.html"), help="default: probe.html")
+    probe.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
 
     make = _command(commands, "make-model", "make the embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
@@ -140,6 +158,48 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     for file in [arguments.json, Path(arguments.player) / "eval.json" if is_run else None]:
         if file is not None:
             file.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    recipes = [word for word in arguments.words if "=" not in word]
+    overrides = [word for word in arguments.words if "=" in word]
+    run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
+    if not recipes and run is None:
+        raise ValueError(
+            f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
+        )
+    if run is None:
+        overrides = [f"model.path={arguments.player}", *overrides]
+    for file in (arguments.html, arguments.json):
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
+    configs = {recipe: _config(recipe, overrides) for recipe in recipes or [arguments.player]}
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from turnwise.evaluate import open_player
+    from turnwise.probe.page import page
+    from turnwise.probe.play import Plan, probe
+    from turnwise.probe.record import record
+    from turnwise.probe.table import summary
+
+    whole = any(word.startswith("evaluation.episodes=") for word in overrides)
+    plans = [Plan(recipe, config, arguments.memory, whole) for recipe, config in configs.items()]
+    console, probes, opened = Console(), [], None
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+        for plan in plans:
+            if opened is None or opened[0] != plan.config.model:
+                opened = plan.config.model, *open_player(plan.config, run)
+            bar = progress.add_task(plan.recipe, total=plan.episodes)
+            probes.append(probe(plan, opened[1], opened[2], lambda bar=bar: progress.advance(bar)))
+    for one in probes:
+        console.print(summary(one))
+    arguments.html.write_text(page(probes), encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(record(probes), indent=1) + "\n")
+    console.print(f"Transcripts and charts: {arguments.html}")
     return 0
 
 
