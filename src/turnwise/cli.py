@@ -39,7 +39,7 @@ examples:
   turnwise probe runs/babyai-quick                    a run, by its own recipe
   turnwise probe tiny babyai evaluation.episodes=32 --memory 1 2 4 8 16 32
 
-Plays 20 episodes a task, or fewer where there are more than 8 tasks, and says what to mend before training: in the
+Plays 20 episodes a task, or fewer where there are more than 2 tasks, and says what to mend before training: in the
 terminal in brief, on the page with transcripts. What each figure means stands in docs/probe.md."""
 
 

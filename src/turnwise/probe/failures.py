@@ -67,14 +67,14 @@ def group_failures(episodes: Sequence[Segment]) -> list[Group]:
 def cause(episode: Segment) -> str | None:
     """A key of CAUSES; None for an episode that succeeded, or that ended without a verdict and shows no other fault."""
     assert episode.outcome is not None
-    turns = played(episode)
     if episode.outcome.success:
         return None
-    if sum(turn.action is not None and turn.action.status == "invalid" for turn in turns) >= INVALID * len(turns):
+    did = [(turn.observation.text, turn.action) for turn in episode.turns if turn.action]
+    if sum(action.status == "invalid" for _, action in did) >= INVALID * len(did):
         return "invalid actions"
-    if len(turns) > 1 and len({turn.observation.text for turn in turns}) == 1:
+    if len(did) > 1 and len({seen for seen, _ in did}) == 1:
         return "never left the start"
-    if len(turns) - len({(turn.observation.text, turn.action) for turn in turns}) >= LOOP * len(turns):
+    if len(did) - len({(seen, action.text) for seen, action in did}) >= LOOP * len(did):
         return "loop"
     if episode.end == "truncated":
         return "out of time"

@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from turnwise.config import Config
 from turnwise.probe import charts
 from turnwise.probe.measure import Score
 from turnwise.probe.play import Probe
@@ -29,6 +30,7 @@ def page(probes: Sequence[Probe]) -> str:
         verdicts=verdicts,
         charts=charts,
         rivals_at=rivals_at,
+        memory_span=memory_span,
         translation_table=translation_table,
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
     )
@@ -37,6 +39,11 @@ def page(probes: Sequence[Probe]) -> str:
 def rivals_at(probe: Probe, place: int) -> dict[str, Score]:
     """The other players' scores in one row of the sheets."""
     return {name: scores[place] for name, scores in probe.rivals.items()}
+
+
+def memory_span(config: Config) -> str:
+    span = config.memory.make("memory").span
+    return "all turns" if span is None else f"{span} turn{'s' * (span != 1)}"
 
 
 def _or_dash(form: Callable[[float], str]) -> Callable[[float | None], str]:

@@ -18,9 +18,9 @@ from turnwise.render import Renderer
 from turnwise.rollout import Slot
 from turnwise.types import Message, Segment, Turn
 
-EPISODES, IN_ALL = 20, 160  # of a task, and of a recipe with many tasks: as many as the report's averages rest on
+EPISODES, IN_ALL = 20, 40  # of a task; of a recipe, whose tasks share the answer: 40 tell a half to within 15 points
 MEMORIES = (1, 2, 4, 8, 16, 32)  # turns, the report's
-RENDERED = 1000  # turns at most whose prompt is rendered for each memory, spread evenly over all
+RENDERED = 400  # turns at most whose prompt is rendered for each memory, spread evenly over all
 TEXTS = 12  # invalid texts that are listed
 ALL = "all tasks"
 

@@ -1,5 +1,6 @@
 """The same for a terminal."""
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
@@ -36,10 +37,10 @@ def _verdicts(probe: Probe) -> Table:
 
 
 def _tasks(probe: Probe) -> Table:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("task")
     for head in (probe.model, *probe.rivals, "invalid", "reasoning", "cut"):
-        table.add_column(printable(head), justify="right")
+        table.add_column(printable(head), justify="right", no_wrap=True)
     for place, sheet in enumerate(probe.sheets):
         table.add_row(
             printable(sheet.score.task),
@@ -54,7 +55,7 @@ def _tasks(probe: Probe) -> Table:
 
 
 def _texts(probe: Probe) -> Table:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("invalid action")
     table.add_column("times", justify="right")
     table.add_column("nearest in spelling")
@@ -66,7 +67,7 @@ def _texts(probe: Probe) -> Table:
 
 def _memory(probe: Probe) -> Table:
     swept = bool(probe.memories[0].sheets)
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     for head in ("turns of memory", "prompt tokens", "90th pct.", "longest", *(["success"] if swept else [])):
         table.add_column(head, justify="right")
     for memory in probe.memories:

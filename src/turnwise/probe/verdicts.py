@@ -130,9 +130,9 @@ def _reasoning(probe: Probe) -> Iterator[Verdict]:
             f"Consecutive thoughts share {percent(reasoning.resemblance or 0)} of their word pairs, and "
             f"{percent(reasoning.repeated)} are the same word for word."
         )
-        yield Verdict("look", finding, "Show fewer thoughts (memory.thoughts, memory.turns): the model copies its own.")
+        yield Verdict("look", finding, "It may copy what it is shown: try a smaller memory.thoughts or memory.turns.")
     if pairs is not None and pairs < DISTINCT:
-        finding = f"Thoughts are of one form: {percent(pairs)} of their word pairs differ (distinct-2), below {percent(DISTINCT)}."
+        finding = f"Thoughts are of one form: distinct-2 is {percent(pairs)}, below {percent(DISTINCT)}."
         yield Verdict("look", finding, "That leaves exploration little to choose from.")
     elif pairs is not None and not alike:
         yield Verdict(
@@ -161,7 +161,7 @@ def _failures(probe: Probe) -> Iterator[Verdict]:
 
 _REMEDIES = {
     "invalid actions": "Nothing else can be judged before actions are understood.",
-    "never left the start": "See in the transcripts what it keeps trying, and say in the instructions why that does nothing.",
+    "never left the start": "See in the transcripts what it keeps trying, and say in the instructions why it fails.",
     "loop": "Tell it not to repeat what changed nothing, or let it remember more turns.",
     "ended in failure": "See in the transcripts whether it knew the danger.",
     "out of time": "See in the transcripts whether it searches or wanders.",
