@@ -126,7 +126,7 @@ def test_the_embedded_model_is_probed_in_one_command(tmp_path: Path, monkeypatch
     assert run("tiny", "babyai-quick", *goto, "--json", "probe.json", "--memory", "1", "4") == 0
     (babyai,) = json.loads(Path("probe.json").read_text())
     assert babyai["sheets"][0]["actions"]["invalid"] == 0
-    assert {player for player in babyai["rivals"]} == {"random", "expert"}
+    assert set(babyai["rivals"]) == {"random", "expert"}
     assert Path("probe.html").read_text(encoding="utf-8").count('<section class="probe"') == 1
 
     assert run("tiny", "lake.yaml", "evaluation.episodes=2", "model.device=cpu", "--html", "lake.html") == 0

@@ -7,7 +7,7 @@ from typing import Literal
 from turnwise.probe.measure import Score, newcombe
 from turnwise.probe.play import Memory, Probe
 
-# The report has 95 % of the turns valid before it trains: every turn that is not is a turn about the format.
+# The Verlog report has 95 % of the turns valid before it trains: any other turn is about the format, not the task.
 VALID = 0.95
 # A reply that is cut has seldom reached its action, so it may take no larger share than invalid ones.
 CUT = 0.05
@@ -106,7 +106,7 @@ def _success(probe: Probe) -> Iterator[Verdict]:
 
 def _returns(score: Score, luck: Score | None) -> Iterator[Verdict]:
     """Where success is not told; the spread of returns is not known, so nothing is called good."""
-    finding = f"The environment tells of no success; mean return {score.mean_return:.2f}"
+    finding = f"The environment tells of no success; mean return {score.mean_return:.2f}, penalties included"
     if luck is None:
         yield Verdict("look", f"{finding}.")
     elif score.mean_return <= luck.mean_return:
@@ -132,20 +132,16 @@ def _reasoning(probe: Probe) -> Iterator[Verdict]:
         )
         yield Verdict("look", finding, "It may copy what it is shown: try a smaller memory.thoughts or memory.turns.")
     if pairs is not None and pairs < DISTINCT:
-        finding = f"Thoughts are of one form: distinct-2 is {percent(pairs)}, below {percent(DISTINCT)}."
+        finding = f"Thoughts are of one form: distinct-2 is {pairs:.2f}, below {DISTINCT:g}."
         yield Verdict("look", finding, "That leaves exploration little to choose from.")
     elif pairs is not None and not alike:
-        yield Verdict(
-            "good", f"Reasoning is diverse: distinct-2 {pairs:.2f}, resemblance {reasoning.resemblance or 0:.2f}."
-        )
+        yield Verdict("good", f"Thoughts differ: distinct-2 is {pairs:.2f}.")
 
 
 def _prompts(probe: Probe) -> Iterator[Verdict]:
     limit, longest = probe.config.rollout.max_prompt_tokens, probe.prompts.longest
     if probe.shortened:
-        finding = (
-            f"Prompts reach the limit of {limit} tokens: {percent(probe.shortened)} of the turns lost history to it."
-        )
+        finding = f"Prompts reach the limit of {limit} tokens: {percent(probe.shortened)} of the turns lost history."
         yield Verdict("look", finding, "Raise rollout.max_prompt_tokens, or remember fewer turns.")
     else:
         yield Verdict("good", f"Prompts fit: the longest has {longest} of {limit} tokens.")
@@ -154,9 +150,8 @@ def _prompts(probe: Probe) -> Iterator[Verdict]:
 def _failures(probe: Probe) -> Iterator[Verdict]:
     failed = sum(group.count for group in probe.failures)
     if failed and (worst := probe.failures[0]).count > MOST * failed:
-        yield Verdict(
-            "look", f"{worst.count} of {failed} failures are of one kind: {worst.cause}.", _REMEDIES[worst.cause]
-        )
+        finding = f"{worst.count} of {failed} failures are of one kind: {worst.cause}."
+        yield Verdict("look", finding, _REMEDIES[worst.cause])
 
 
 _REMEDIES = {
