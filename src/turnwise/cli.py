@@ -176,30 +176,12 @@ def _probe(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
     configs = {recipe: _config(recipe, overrides) for recipe in recipes or [arguments.player]}
 
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from turnwise.evaluate import open_player
-    from turnwise.probe.page import page
-    from turnwise.probe.play import Plan, probe
-    from turnwise.probe.record import record
-    from turnwise.probe.table import summary
+    from turnwise.probe.command import run_probes
+    from turnwise.probe.play import Plan
 
     whole = any(word.startswith("evaluation.episodes=") for word in overrides)
     plans = [Plan(recipe, config, arguments.memory, whole) for recipe, config in configs.items()]
-    console, probes, opened = Console(), [], None
-    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
-        for plan in plans:
-            if opened is None or opened[0] != plan.config.model:
-                opened = plan.config.model, *open_player(plan.config, run)
-            bar = progress.add_task(plan.recipe, total=plan.episodes)
-            probes.append(probe(plan, opened[1], opened[2], lambda bar=bar: progress.advance(bar)))
-    for one in probes:
-        console.print(summary(one))
-    arguments.html.write_text(page(probes), encoding="utf-8")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(record(probes), indent=1) + "\n")
-    console.print(f"Transcripts and charts: {arguments.html}")
+    run_probes(plans, run, arguments.html, arguments.json)
     return 0
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from turnwise.cli import main
 from turnwise.evaluate import play_held_out
 from turnwise.memory.window import Window
+from turnwise.probe.command import record
 from turnwise.probe.measure import lengths, played
 from turnwise.probe.play import EPISODES, IN_ALL, MEMORIES, Plan, probe, prompt_lengths
-from turnwise.probe.record import record
 from turnwise.probe.table import summary
 from turnwise.render import Renderer
 
@@ -85,7 +85,7 @@ def test_players_meet_as_many_episodes_and_are_pooled(renderer):
 
 def test_the_record_is_json_with_every_figure(renderer):
     made = probe(Plan("mine", counting(), whole=True), Scripted(renderer, REPLIES), renderer)
-    (read,) = json.loads(json.dumps(record([made])))
+    read = json.loads(json.dumps(record(made)))
     assert read["sheets"][0]["actions"] == {"valid": 10, "translated": 0, "invalid": 8}
     assert read["config"]["environment"]["id"] == "helpers:Counter"
     assert {verdict["mark"] for verdict in read["verdicts"]} <= {"mend", "look", "good"}
