@@ -1,4 +1,4 @@
-"""The command line: train, eval, compare, make-model."""
+"""The command line: train, eval, compare, probe, make-model."""
 
 import argparse
 import ctypes
@@ -44,6 +44,16 @@ example:
   turnwise compare results/trained results/untrained
 
 The folders are those of turnwise eval ... --out; both must hold the same levels."""
+
+_PROBE = """\
+examples:
+  turnwise probe tiny babyai-quick                    what does the model do before any training?
+  turnwise probe tiny babyai-quick babyai             several recipes, on one page
+  turnwise probe runs/babyai-quick                    a run, by its own recipe
+  turnwise probe tiny babyai evaluation.episodes=32 --memory 1 2 4 8 16 32
+
+Plays 20 episodes a task, or fewer where there are more than 2 tasks, and says what to mend before training: in the
+terminal in brief, on the page with transcripts. What each figure means stands in docs/probe.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     compare = _command(commands, "compare", "compare two evaluations, level by level", _COMPARE, _compare)
     compare.add_argument("a", metavar="FOLDER_A", type=Path)
     compare.add_argument("b", metavar="FOLDER_B", type=Path)
+
+    probe = _command(commands, "probe", "see what a model does zero-shot, before any training", _PROBE, _probe)
+    probe.add_argument("player", metavar="RUN_OR_MODEL", help="a run's folder, a model's folder, a hub id, or tiny")
+    probe.add_argument("words", metavar="RECIPE | key=value", nargs="*", help="recipes; overrides hold for all of them")
+    sizes = {"metavar": "TURNS", "type": int, "nargs": "+", "default": []}
+    probe.add_argument("--memory", **sizes, help="play again with a window of so many turns, for each of these")
+    probe.add_argument("--html", metavar="FILE", type=Path, default=Path("probe.html"), help="default: probe.html")
+    probe.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
 
     make = _command(commands, "make-model", "make the embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
@@ -221,6 +239,30 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     found = compare(arguments.a, arguments.b)
     Console().print(difference_table(found, arguments.a, arguments.b))
+    return 0
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    recipes = [word for word in arguments.words if "=" not in word]
+    overrides = [word for word in arguments.words if "=" in word]
+    run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
+    if not recipes and run is None:
+        raise ValueError(
+            f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
+        )
+    if run is None:
+        overrides = [f"model.path={arguments.player}", *overrides]
+    for file in (arguments.html, arguments.json):
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
+    configs = {recipe: _config(recipe, overrides) for recipe in recipes or [arguments.player]}
+
+    from turnwise.probe.command import run_probes
+    from turnwise.probe.play import Plan
+
+    whole = any(word.startswith("evaluation.episodes=") for word in overrides)
+    plans = [Plan(recipe, config, arguments.memory, whole) for recipe, config in configs.items()]
+    run_probes(plans, run, arguments.html, arguments.json)
     return 0
 
 

@@ -97,4 +97,5 @@ class Renderer:
         return after[: len(after) - len(bare)] + added[longest].content, longest
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+        # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False)) if text else ()

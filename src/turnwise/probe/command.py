@@ -1,0 +1,39 @@
+"""What `turnwise probe` does: play every plan, then tell the terminal, the page and the file of figures."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from turnwise.evaluate import open_player
+from turnwise.probe.page import page
+from turnwise.probe.play import Plan, Probe, probe
+from turnwise.probe.table import summary
+from turnwise.probe.verdicts import verdicts
+
+
+def run_probes(plans: Sequence[Plan], run: Path | None, html: Path, figures: Path | None) -> None:
+    """`run`: the run whose newest checkpoint plays. Plans of the same model share it."""
+    console, probes, opened = Console(), [], None
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+        for plan in plans:
+            if opened is None or opened[0] != plan.config.model:
+                opened = plan.config.model, *open_player(plan.config, run)
+            bar = progress.add_task(plan.recipe, total=plan.episodes)
+            probes.append(probe(plan, opened[1], opened[2], lambda bar=bar: progress.advance(bar)))
+    for one in probes:
+        console.print(summary(one))
+    html.write_text(page(probes), encoding="utf-8")
+    if figures is not None:
+        figures.write_text(json.dumps([record(one) for one in probes], indent=1) + "\n", encoding="utf-8")
+    console.print(f"Transcripts and charts: {html}", markup=False)
+
+
+def record(probe: Probe) -> dict[str, Any]:
+    """Every figure of the page, and the verdicts, as plain data."""
+    judged = [asdict(verdict) for verdict in verdicts(probe)]
+    return {**asdict(probe), "config": probe.config.model_dump(mode="json"), "verdicts": judged}
