@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from turnwise.config import Config, differences
 from turnwise.engines.chat import Conversation
-from turnwise.episodes import Episodes, Folder, protocol_of
+from turnwise.episodes import Folder, protocol_of
 from turnwise.evaluate import eval_seed
 from turnwise.players import OTHERS, Model
 from turnwise.results import files_of, rows_of
