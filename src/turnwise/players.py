@@ -42,10 +42,9 @@ class Model:
     speaks = True
 
     def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
-        rollout: dict[str, Any] = {"temperature": config.evaluation.temperature, "top_p": 1.0, "top_k": 0}
+        config = _with(config, "rollout", temperature=config.evaluation.temperature, top_p=1.0, top_k=0)
         if isinstance(self.codec, Conversation):
-            rollout["max_prompt_tokens"] = sys.maxsize  # it counts bytes, no tokens: the limit is the server's
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+            config = _with(config, "rollout", max_prompt_tokens=sys.maxsize)  # of bytes: the limit is the server's
         return Slot(index, task, config, self.codec, seed), self.engine
 
 
@@ -57,9 +56,9 @@ class Chooser:
     speaks = False
 
     def sit(self, config: Config, index: int, task: str, seed: Callable[[int], int]) -> Seat:
-        environment = config.environment.model_copy(update={"workers": "inline"})  # an expert looks into it
-        nothing = Component.model_validate({"use": "window", "turns": 0})
-        config = config.model_copy(update={"environment": environment, "memory": nothing})
+        config = _with(config, "environment", workers="inline")  # an expert looks into it
+        config = _with(config, "rollout", max_prompt_tokens=sys.maxsize)  # nobody reads the prompt
+        config = config.model_copy(update={"memory": Component.model_validate({"use": "window", "turns": 0})})
         slot = Slot(index, task, config, Conversation(), seed)
         slot.parser = _Verbatim()
         return slot, _Choices(slot, self.choose)
@@ -97,6 +96,11 @@ def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
     renderer = Renderer(tokenizer)
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
+
+
+def _with(config: Config, group: str, **keys: object) -> Config:
+    """The same with other keys of one group."""
+    return config.model_copy(update={group: getattr(config, group).model_copy(update=keys)})
 
 
 def weights_of(run: Path) -> str:
