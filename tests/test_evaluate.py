@@ -270,6 +270,12 @@ def test_players_without_text_pay_no_penalty_and_are_paid_as_the_recipe_says():
         assert (one.successes, one.mean_return, one.mean_turns) == (200, paid, 1.0)
 
 
+def test_players_without_text_have_no_limit_of_prompts():
+    config = play_config(f"{__name__}:Sage", rollout={"max_prompt_tokens": 1}, evaluation={"episodes": 2})
+    for offer in (random_player, expert_player):
+        assert result(config, offer(config)).episodes == 2
+
+
 def test_without_a_list_of_actions_there_is_no_random_player():
     assert random_player(play_config("helpers:AnyCounter")) is None
 

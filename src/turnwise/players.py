@@ -51,11 +51,11 @@ class Model:
     speaks = True
 
     def rules(self, config: Config) -> Config:
-        rollout: dict[str, Any] = {"temperature": config.evaluation.temperature, "top_p": 1.0, "top_k": 0}
-        rollout["max_episode_turns"] = None  # an episode is judged at its own end
+        sampling = {"temperature": config.evaluation.temperature, "top_p": 1.0, "top_k": 0}
+        config = _with(config, "rollout", **sampling, max_episode_turns=None)  # an episode is judged at its own end
         if isinstance(self.codec, Conversation):
-            rollout["max_prompt_tokens"] = sys.maxsize  # it counts bytes, no tokens: the limit is the server's
-        return config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+            config = _with(config, "rollout", max_prompt_tokens=sys.maxsize)  # of bytes: the limit is the server's
+        return config
 
     def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
         return Slot(index, task, config, self.codec, workers, seed), self.engine
@@ -69,9 +69,9 @@ class Chooser:
     speaks = False
 
     def rules(self, config: Config) -> Config:
+        config = _with(config, "rollout", max_prompt_tokens=sys.maxsize, max_episode_turns=None)  # it reads no prompt
         nothing = Component.model_validate({"use": "window", "turns": 0})
-        rollout = config.rollout.model_copy(update={"max_episode_turns": None})
-        return config.model_copy(update={"environment": _inline(config), "memory": nothing, "rollout": rollout})
+        return config.model_copy(update={"environment": _inline(config), "memory": nothing})
 
     def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
         slot = Slot(index, task, config, Conversation(), workers, seed)
@@ -112,6 +112,11 @@ def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
     renderer = Renderer(tokenizer)
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
+
+
+def _with(config: Config, group: str, **keys: object) -> Config:
+    """The same with other keys of one group."""
+    return config.model_copy(update={group: getattr(config, group).model_copy(update=keys)})
 
 
 def weights_of(run: Path) -> str:
