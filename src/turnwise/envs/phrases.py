@@ -1,4 +1,4 @@
-"""What the environments that are played in phrases share: a space of phrases, and a check of named choices."""
+"""What the environments that are played in phrases share: spaces of phrases and texts, and checks of their arguments."""
 
 import difflib
 from typing import Any
@@ -20,9 +20,26 @@ class Phrases(spaces.Text):
         return x in self.phrases
 
 
+class FreeText(spaces.Text):
+    """A space of any text, for games whose words nobody has listed."""
+
+    def __init__(self):
+        super().__init__(4096)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
     if value in allowed:
         return value
     near = difflib.get_close_matches(str(value), allowed, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"{key} is {value!r}{hint}, but must be one of: {', '.join(allowed)}.")
+
+
+def positive(key: str, value: int | None) -> int | None:
+    """A number of turns or the like; None: no limit."""
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ValueError(f"{key} is {value!r}, but must be a whole number, at least 1, or null for no limit.")
+    return value
