@@ -765,7 +765,7 @@ class Camera(gymnasium.Env[Any, str]):
     actions = ("look",)
 
     def __init__(self, named: bool = False):
-        picture = gymnasium.spaces.Box(0, 255, (4, 4, 3), np.uint8)
+        picture = gymnasium.spaces.Box(0, 255, (4, 4, 3))
         self.observation_space = gymnasium.spaces.Dict({"image": picture}) if named else picture
 
 

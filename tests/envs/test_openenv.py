@@ -1,4 +1,4 @@
-"""OpenEnv: games behind a server on loopback, one made with the openenv package, one that speaks the protocol by hand."""
+"""OpenEnv: a game behind two servers on loopback, one of the openenv package, one that speaks the protocol by hand."""
 
 import contextlib
 import json
@@ -167,7 +167,7 @@ def test_what_the_server_cannot_do_is_said(url, env):
     with pytest.raises(RuntimeError, match="the game is broken"):
         env.step("crash")
     wrong = OpenEnv(url, text="board")
-    with pytest.raises(ValueError, match="text is 'board', but the server's observation holds .*message"):
+    with pytest.raises(ValueError, match=r"text is 'board', but the server's observation holds .*message"):
         wrong.reset(seed=1)
     wrong.close()
 

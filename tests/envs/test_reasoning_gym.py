@@ -1,5 +1,6 @@
 """Reasoning Gym: questions by seed, the data sets' own scores, and no answer that is run as code."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -64,10 +65,8 @@ def test_the_data_sets_left_out_do_run_answers(tmp_path):
     for name in sorted(EVALUATING - {"composite"}):
         trace = tmp_path / name
         questions = gym.create_dataset(name, seed=1, size=1)
-        try:
+        with contextlib.suppress(Exception):
             questions.score_answer(f"open('{trace}', 'w')", questions[0])
-        except Exception:
-            pass
         assert trace.exists(), f"{name} is safe by now and can be offered"
 
 

@@ -69,7 +69,9 @@ class NLE(gymnasium.Env[dict[str, str], str]):
     def _observe(self, seen: dict[str, Any]) -> dict[str, str]:
         screen = [_read(row).rstrip() for row in seen["tty_chars"]]
         news = [line for line in (_read(seen["message"]), *screen[-2:]) if line]
-        things = [f"{_read(sign)}: {_read(what)}" for sign, what in zip(seen["inv_letters"], seen["inv_strs"], strict=True)]
+        things = [
+            f"{_read(sign)}: {_read(what)}" for sign, what in zip(seen["inv_letters"], seen["inv_strs"], strict=True)
+        ]
         carried = [thing for thing in things if thing != ": "]
         return {
             "text": "\n".join(news) or "The game is over.",
@@ -84,7 +86,9 @@ def _keys(nethack: Any) -> dict[str, int]:
     for index, key in enumerate(nethack.USEFUL_ACTIONS):
         far = "far " if isinstance(key, nethack.CompassDirectionLonger) else ""
         named[far + WAYS.get(key.name, key.name.lower())] = index
-    letters = {chr(key): index for index, key in enumerate(nethack.USEFUL_ACTIONS) if chr(key) in string.ascii_lowercase}
+    letters = {
+        chr(key): index for index, key in enumerate(nethack.USEFUL_ACTIONS) if chr(key) in string.ascii_lowercase
+    }
     return {**named, **dict(sorted(letters.items()))}
 
 

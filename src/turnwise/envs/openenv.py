@@ -26,7 +26,12 @@ class OpenEnv(gymnasium.Env[dict[str, str], str]):
     """
 
     def __init__(
-        self, url: str, action: str = "message", text: str = "message", max_turns: int | None = None, instructions: str = ""
+        self,
+        url: str,
+        action: str = "message",
+        text: str = "message",
+        max_turns: int | None = None,
+        instructions: str = "",
     ):
         self._connect = optional("websockets.sync.client", "openenv").connect
         scheme, _, address = url.partition("://")

@@ -1,4 +1,4 @@
-"""What the environments that are played in phrases share: spaces of phrases and texts, and checks of their arguments."""
+"""What environments that are played in words share: spaces of phrases and of texts, and checks of arguments."""
 
 import difflib
 from typing import Any

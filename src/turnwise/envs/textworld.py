@@ -21,8 +21,9 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         {"recipe": 3, "take": 3, "go": 6, "open": True, "cook": True, "cut": True, "drop": False, "split": None},
     ),
 }
-INSTRUCTIONS = """You play a text adventure. Say what to do in a few words, such as: look, inventory, go north, open door,
-take key from table, examine cookbook, unlock chest with key, cook apple with stove, chop apple with knife, eat meal.
+INSTRUCTIONS = """You play a text adventure. Say what to do in a few words, such as: look, inventory, go north,
+open door, take key from table, examine cookbook, unlock chest with key, cook apple with stove, prepare meal, eat meal.
+
 {objective}"""
 
 
