@@ -5,6 +5,7 @@ A game that draws from them is a function of its seed only while nobody else dra
 
 import random
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,8 @@ class GlobalRandom:
         _lending.release()
 
 
-def _swap(python: tuple, numpy: tuple) -> tuple[tuple, tuple]:
+def _swap(python: Any, numpy: Any) -> tuple[Any, Any]:
     before = random.getstate(), np.random.get_state()
     random.setstate(python)
     np.random.set_state(numpy)
-    return before  # pyright: ignore[reportReturnType]
+    return before

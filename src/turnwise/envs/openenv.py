@@ -25,14 +25,7 @@ class OpenEnv(gymnasium.Env[dict[str, str], str]):
     `environment.reward: native`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        action: str = "message",
-        text: str = "message",
-        max_turns: int | None = None,
-        instructions: str = "",
-    ):
+    def __init__(self, url: str, action: str = "message", text: str = "message", max_turns: int | None = None):
         self._connect = optional("websockets.sync.client", "openenv").connect
         scheme, _, address = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not address:
@@ -48,7 +41,7 @@ class OpenEnv(gymnasium.Env[dict[str, str], str]):
     ) -> tuple[dict[str, str], dict[str, Any]]:
         super().reset(seed=seed)
         if self._socket is None:
-            self._socket = self._connect(self._url, max_size=None)
+            self._socket = self._connect(self._url)
         self._turns = 0
         answer = self._ask("reset", {"seed": int(self.np_random.integers(2**31))})
         return self._observe(answer), {}

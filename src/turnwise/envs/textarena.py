@@ -29,9 +29,7 @@ class TextArena(gymnasium.Env[dict[str, str], str]):
         try:
             with GlobalRandom(0):
                 self._game = self._arena.make(game, **options)
-        except (
-            Exception
-        ) as error:  # a word list that could not be downloaded, a service without its key, a typing error
+        except Exception as error:  # words that could not be downloaded, a service without its key, a wrong option
             why = " ".join(str(error).split()).strip("* ")
             raise ValueError(f"game is {game!r}, which TextArena cannot make: {why}") from error
         try:

@@ -32,7 +32,7 @@ class TextWorld(gymnasium.Env[dict[str, str], str]):
 
     The reward is what a turn added to the game's score, progression the share of the highest score, success a game
     won. A lost game terminates, `max_turns` truncates. The instructions name the goal, not the way to it. To make and
-    compile a game takes seconds, and in the hardest levels minutes: mind `environment.timeout_s`.
+    compile a game takes seconds, and far longer in the hardest levels: mind `environment.timeout_s`.
     """
 
     default_action = "help"
