@@ -6,10 +6,9 @@ import string
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 
 from turnwise.envs.optional import optional
-from turnwise.envs.phrases import FreeText, Phrases, positive
+from turnwise.envs.phrases import Phrases, positive, texts
 
 INSTRUCTIONS = """You play NetHack: go down into the dungeon as deep as you can, grow stronger, and stay alive.
 You see the map from above; @ is you. Where NetHack asks which thing you mean, answer with its letter, or with y or n.
@@ -44,7 +43,7 @@ class NLE(gymnasium.Env[dict[str, str], str]):
         self._keys = _keys(nle.nethack)
         self.actions = tuple(self._keys)
         self._instructions = INSTRUCTIONS.format(actions=", ".join(self.actions))
-        self.observation_space = spaces.Dict({key: FreeText() for key in ("text", "cue", "instructions")})
+        self.observation_space = texts("text", "cue", "instructions")
         self.action_space = Phrases(self.actions)
 
     def reset(
@@ -85,7 +84,8 @@ def _keys(nethack: Any) -> dict[str, int]:
     named = {}
     for index, key in enumerate(nethack.USEFUL_ACTIONS):
         far = "far " if isinstance(key, nethack.CompassDirectionLonger) else ""
-        named[far + WAYS.get(key.name, key.name.lower())] = index
+        name: str = key.name
+        named[far + WAYS.get(name, name.lower())] = index
     letters = {
         chr(key): index for index, key in enumerate(nethack.USEFUL_ACTIONS) if chr(key) in string.ascii_lowercase
     }

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 
 from turnwise.envs.optional import optional
-from turnwise.envs.phrases import FreeText, positive
+from turnwise.envs.phrases import FreeText, positive, texts
 
 
 class OpenEnv(gymnasium.Env[dict[str, str], str]):
@@ -32,7 +31,7 @@ class OpenEnv(gymnasium.Env[dict[str, str], str]):
             raise ValueError(f"url is {url!r}, but must be an address such as http://127.0.0.1:8000.")
         self._url = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{address.rstrip('/')}/ws"
         self.action, self.text, self.max_turns = action, text, positive("max_turns", max_turns)
-        self.observation_space = spaces.Dict({"text": FreeText()})
+        self.observation_space = texts("text")
         self.action_space = FreeText()
         self._socket: Any = None
 

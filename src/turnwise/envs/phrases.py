@@ -30,6 +30,12 @@ class FreeText(spaces.Text):
         return isinstance(x, str)
 
 
+def texts(*keys: str) -> spaces.Space[dict[str, str]]:
+    """The space of dicts that hold any text under each of these keys."""
+    space: Any = spaces.Dict({key: FreeText() for key in keys})  # which Gymnasium declares a space of dicts of spaces
+    return space
+
+
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
     if value in allowed:
         return value

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 
 from turnwise.envs.optional import optional
-from turnwise.envs.phrases import FreeText, one_of
+from turnwise.envs.phrases import FreeText, one_of, texts
 
 # To score an answer, these run it as Python or have SymPy do so: a model could then run anything on this machine.
 EVALUATING = {
@@ -33,7 +32,7 @@ class ReasoningGym(gymnasium.Env[dict[str, str], str]):
         if options.keys() & {"seed", "size"}:
             raise ValueError(f"seed and size of {dataset!r} are chosen at each reset; leave them out")
         self.dataset, self.options = dataset, options
-        self.observation_space = spaces.Dict({"text": FreeText()})
+        self.observation_space = texts("text")
         self.action_space = FreeText()
         self._draw(0)
 

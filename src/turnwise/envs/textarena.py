@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 
 from turnwise.envs.global_random import GlobalRandom
 from turnwise.envs.optional import optional
-from turnwise.envs.phrases import FreeText, positive
+from turnwise.envs.phrases import FreeText, positive, texts
 
 
 class TextArena(gymnasium.Env[dict[str, str], str]):
@@ -24,7 +23,7 @@ class TextArena(gymnasium.Env[dict[str, str], str]):
     def __init__(self, game: str, max_turns: int | None = None, **options: Any):
         self._arena = optional("textarena", "textarena")
         self.max_turns = positive("max_turns", max_turns)
-        self.observation_space = spaces.Dict({"text": FreeText(), "instructions": FreeText()})
+        self.observation_space = texts("text", "instructions")
         self.action_space = FreeText()
         try:
             with GlobalRandom(0):

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 
 from turnwise.envs.optional import optional
-from turnwise.envs.phrases import FreeText, one_of, positive
+from turnwise.envs.phrases import FreeText, one_of, positive, texts
 
 # TextWorld's name of each task, and how hard it is unless the recipe says otherwise. Names of tasks are BALROG's.
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,7 +44,7 @@ class TextWorld(gymnasium.Env[dict[str, str], str]):
             one_of(f"a setting of {task}", key, tuple(usual))
         self.options = {**usual, **options}
         self.max_turns = positive("max_turns", max_turns)
-        self.observation_space = spaces.Dict({"text": FreeText(), "instructions": FreeText()})
+        self.observation_space = texts("text", "instructions")
         self.action_space = FreeText()
         self._game: Any = None
 
