@@ -759,6 +759,16 @@ def test_numbered_actions_are_given_names(renderer, lamp, registered):
     assert turns[0].observation.instructions == "Make light."
 
 
+class Camera(gymnasium.Env[Any, str]):
+    """Shows nothing but pictures."""
+
+    actions = ("look",)
+
+    def __init__(self, named: bool = False):
+        picture = gymnasium.spaces.Box(0, 255, (4, 4, 3))
+        self.observation_space = gymnasium.spaces.Dict({"image": picture}) if named else picture
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
@@ -768,6 +778,8 @@ def test_numbered_actions_are_given_names(renderer, lamp, registered):
         ({"id": "turnwise/Lamp-v7"}, "environment.id is 'turnwise/Lamp-v7', which Gymnasium does not know"),
         ({"id": f"{__name__}:Torch"}, "has no Torch"),
         ({"kwargs": {"colour": "red"}}, "does not take the arguments {'colour': 'red'}"),
+        ({"id": f"{__name__}:Camera"}, ":Camera', which shows images or numbers alone; wrap it .* text"),
+        ({"id": f"{__name__}:Camera", "kwargs": {"named": True}}, "which shows images or numbers alone"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_a_mistake(renderer, environment, message):

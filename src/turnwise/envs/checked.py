@@ -50,9 +50,22 @@ def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any,
             )
         factory = lambda **kw: gymnasium.make(name, disable_env_checker=True, **kw)  # noqa: E731
     try:
-        return factory(**kwargs)
+        environment = factory(**kwargs)
     except TypeError as error:
         raise ValueError(f"environment.id={config.id} does not take the arguments {kwargs}: {error}") from error
+    if not _shows_text(getattr(environment, "observation_space", None)):
+        raise ValueError(
+            f"environment.id is {config.id!r}, which shows images or numbers alone; "
+            "wrap it in an environment whose observation is text, or a dict with `text`"
+        )
+    return environment
+
+
+def _shows_text(space: gymnasium.Space[Any] | None) -> bool:
+    """False only where it is certain: an environment of texts may do without a space, or have one of its own kind."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return "text" in space.spaces
+    return not isinstance(space, gymnasium.spaces.Box)
 
 
 class CheckedEnvironment:
