@@ -49,7 +49,9 @@ def _calls(text: str, start: int, tools: Tools | None, stopped: bool) -> list[To
             value, after = decode_at(text, start)
         except NotJSON as error:
             cut = not stopped and len(text) > start
-            status, flaw = ("unclosed_block", "the reply was cut inside the JSON") if cut else ("invalid_json", str(error))
+            status, flaw = (
+                ("unclosed_block", "the reply was cut inside the JSON") if cut else ("invalid_json", str(error))
+            )
             return [*calls, ToolCall("", {}, status, (start, len(text)), flaw)]
         call = call_of(value, (start, after), tools, ("parameters", "arguments"))
         after = _BLANKS.match(text, after).end()  # type: ignore[union-attr]

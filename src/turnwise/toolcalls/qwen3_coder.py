@@ -66,9 +66,8 @@ def _call(text: str, span: tuple[int, int], tools: Tools | None, flaw: str) -> T
             return ToolCall(name, {}, "malformed_structure", span, f"</parameter> of {key!r:.80} is missing")
         arguments[key] = typed(_unwrapped(value), properties.get(key, {}))
         place = ended.end() if ended else len(text)
-    if not _FUNCTION_END.match(text, place):
-        if text[place:].strip() or not flaw:
-            return ToolCall(name, {}, "malformed_structure", span, "a call holds <parameter=key> blocks and </function>")
+    if not _FUNCTION_END.match(text, place) and (text[place:].strip() or not flaw):
+        return ToolCall(name, {}, "malformed_structure", span, "a call is <parameter=key> blocks and </function>")
     call = checked(name, arguments, span, tools)
     return ToolCall(name, call.arguments, call.status, span, call.flaw or flaw)
 

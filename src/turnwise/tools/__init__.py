@@ -16,6 +16,17 @@ from turnwise.tools.shorten import Shorten
 from turnwise.tools.toolset import Toolset
 
 __all__ = [
-    *("BaseTool", "FunctionTool", "Shorten", "ToolBox", "ToolContext", "ToolError", "ToolFault", "ToolResponse"),
-    *("ToolResult", "ToolSchema", "Toolset", "function_tool", "load_tools"),
+    "BaseTool",
+    "FunctionTool",
+    "Shorten",
+    "ToolBox",
+    "ToolContext",
+    "ToolError",
+    "ToolFault",
+    "ToolResponse",
+    "ToolResult",
+    "ToolSchema",
+    "Toolset",
+    "function_tool",
+    "load_tools",
 ]

@@ -72,7 +72,7 @@ class BaseTool:
         return instance_id, ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> Any:
-        """Answer one call. See `returns.py` for what may be returned. Raise ToolError to refuse, ToolFault to give up."""
+        """Answer one call, with what `returns.py` lists. Raise ToolError to refuse, ToolFault to give up."""
         raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     async def calc_reward(self, instance_id: str) -> float:

@@ -82,7 +82,9 @@ class ToolBox:
         Raises ToolFault. `turn` and `messages` are for tools that want to know.
         """
         context = ToolContext(self.episode, turn, tuple(messages))
-        allowed = [number for number, call in enumerate(calls) if call.status == "ok"][: self._toolset.max_parallel_calls]
+        allowed = [number for number, call in enumerate(calls) if call.status == "ok"][
+            : self._toolset.max_parallel_calls
+        ]
         answers = (
             self._answer(call, call.status != "ok" or number in allowed, context) for number, call in enumerate(calls)
         )
@@ -131,6 +133,8 @@ class ToolBox:
             arguments = tool.validate(call.arguments)
         except (ValueError, RecursionError) as error:
             raise _Refusal("invalid_arguments", f"The call of {tool.name} was not made: {error}.") from error
+        except Exception as error:
+            raise ToolFault(f"tool {tool.name} cannot check its arguments: {_first_line(error)}") from error
         gate = self._toolset.gates.get(tool.name)
         async with gate() if gate else contextlib.nullcontext():
             value = await self._attempts(tool, arguments, context)
@@ -166,9 +170,7 @@ class ToolBox:
             if not tool.limits.serial:
                 await held.aclose()  # the lock kept two calls from creating two instances
             try:
-                return await self._method(
-                    tool, tool.execute, "execute_kwargs", instance, arguments, agent_data=context
-                )
+                return await self._method(tool, tool.execute, "execute_kwargs", instance, arguments, agent_data=context)
             except _Refusal:  # too slow, and so in an unknown state; the next call begins with a fresh one
                 if self._instances.pop(tool.name, None):
                     await self._release(tool.name, instance)
@@ -193,9 +195,7 @@ class ToolBox:
         except Exception:  # nobody is left to hear it
             self.counts["release_error"] += 1
 
-    async def _method(
-        self, tool: BaseTool, method: Callable[..., Any], whole: str, *args: Any, **more: Any
-    ) -> Any:
+    async def _method(self, tool: BaseTool, method: Callable[..., Any], whole: str, *args: Any, **more: Any) -> Any:
         """Call a method of the tool with the sample's arguments for it, in time."""
         values = dict(self._kwargs.get(tool.name, {}).get(whole, {}))
         call: Awaitable[Any] = invoke(method, *args, **fitting(method, whole, values, **more))

@@ -82,7 +82,7 @@ def _number(value: Any) -> int | float:
 
 def _power(base: int | float, exponent: int | float) -> int | float:
     """Whole numbers are measured before they are computed."""
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > _BITS:
+    if isinstance(base, int) and isinstance(exponent, int) and (base.bit_length() - 1) * abs(exponent) > _BITS:
         raise OverflowError
     return _number(base**exponent)
 

@@ -16,9 +16,7 @@ _MARK = "__turnwise_tool__"
 class FunctionTool(BaseTool):
     """A tool without a life of its own: nothing is created or released, nothing is known of the sample."""
 
-    def __init__(
-        self, function: Callable[..., Any], name: str | None = None, schema: Any = None, **limits: Any
-    ):
+    def __init__(self, function: Callable[..., Any], name: str | None = None, schema: Any = None, **limits: Any):
         """With a `schema`, nothing is inferred, and arguments are checked against it as they are."""
         self._function = function
         self._signature = None if schema is not None else read_signature(function)

@@ -15,7 +15,7 @@ from turnwise.config import nearest
 from turnwise.tools.base import BaseTool
 from turnwise.tools.records import ToolError, ToolFault, ToolResponse, ToolSchema
 
-_KEYS = ("url", "command", "args", "env", "tools", "config")
+_KEYS = ("url", "command", "args", "env", "connect_s", "tools", "config")
 
 
 class McpServer:
@@ -134,7 +134,8 @@ class McpTool(BaseTool):
 def mcp_tools(entry: Mapping[str, Any]) -> list[BaseTool]:
     """The tools of one entry of `mcp_servers` in a tool file: all, or those named under `tools`.
 
-    An entry has a `url`, or a `command` with `args` and `env`; `config` holds the limits of every tool.
+    An entry has a `url`, or a `command` with `args` and `env`; `connect_s` is how long the server may take to begin,
+    and `config` holds the limits of every tool.
     """
     for key in entry:
         if key not in _KEYS:
@@ -145,10 +146,11 @@ def mcp_tools(entry: Mapping[str, Any]) -> list[BaseTool]:
         from mcp import StdioServerParameters
     except ImportError as error:
         raise ValueError("mcp_servers needs a package: pip install turnwise[mcp]") from error
-    if "url" in entry:
-        return tools_of(McpServer(entry["url"], entry["url"]), entry.get("tools"), entry.get("config", {}))
-    program = StdioServerParameters(command=entry["command"], args=entry.get("args", []), env=entry.get("env"))
-    return tools_of(McpServer(program, entry["command"]), entry.get("tools"), entry.get("config", {}))
+    name = target = entry.get("url") or entry["command"]
+    if "command" in entry:
+        target = StdioServerParameters(command=name, args=entry.get("args", []), env=entry.get("env"))
+    server = McpServer(target, name, entry.get("connect_s", 30.0))
+    return tools_of(server, entry.get("tools"), entry.get("config", {}))
 
 
 def tools_of(server: McpServer, names: Any = None, config: Mapping[str, Any] | None = None) -> list[BaseTool]:

@@ -27,7 +27,7 @@ class ToolSchema:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"the tool name {self.name!r} cannot be used; take up to 64 letters, digits, underscores, dots or dashes"
+                f"the tool name {self.name!r} cannot be used; take at most 64 letters, digits, dots and dashes"
             )
         if not isinstance(self.description, str):
             raise ValueError(f"tool {self.name}: its description is {self.description!r}; write a text")

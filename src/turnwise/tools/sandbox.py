@@ -2,7 +2,7 @@
 
 It starts as the first process in namespaces of its own. It builds a root directory that holds an interpreter and an
 empty folder, gives up every privilege, refuses itself the system calls that reach beyond the process, and becomes the
-program. Where any step fails, the program does not run. Only the standard library is imported: nothing else is in reach.
+program. Where any step fails, the program does not run. Only the standard library is in reach.
 
     python -I sandbox.py ROOT MEMORY_MB DISK_MB CPU_S  < program
 """
@@ -19,18 +19,32 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC = 2, 4, 4096, 16384
 ATTR_READ_ONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
 AT_FDCWD, AT_RECURSIVE, SYS_MOUNT_SETATTR = -100, 0x8000, 442
 # <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>
-PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 38, 47, 4
+PR_SET_SECCOMP, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 23, 24, 38
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 ALLOW, REFUSE, ABSENT, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM is 1, ENOSYS is 38
 LOAD, EQUAL, AT_LEAST, HAS_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 CLONE_THREAD = 0x10000
 
-# Machine -> its number for filters, `clone`, and what is refused, by its number on that machine. A thread is a clone
-# that shares its process; any other clone is refused too.
-REACHING = ("socket", "io_uring_setup", "fork", "vfork", "unshare", "setns", "ptrace", "bpf", "perf_event_open")
-HOARDING = ("shmget", "msgget", "memfd_create", "memfd_secret", "userfaultfd", "add_key", "request_key", "keyctl")
-MACHINES = {
-    "x86_64": (0xC000003E, 56, (41, 425, 57, 58, 272, 308, 101, 321, 298, 29, 68, 319, 447, 323, 248, 249, 250)),
-    "aarch64": (0xC00000B7, 220, (198, 425, -1, -1, 97, 268, 117, 280, 241, 194, 186, 279, 447, 282, 217, 218, 219)),
+# Machine -> its number for filters, its `clone`, and the column of its numbers in REFUSED.
+MACHINES = {"x86_64": (0xC000003E, 56, 0), "aarch64": (0xC00000B7, 220, 1)}
+# What reaches beyond the process or holds memory that no limit counts. A thread is a clone that shares its process; any
+# other clone is refused too.
+REFUSED = {
+    **{"socket": (41, 198), "io_uring_setup": (425, 425), "fork": (57, None), "vfork": (58, None)},
+    **{"unshare": (272, 97), "setns": (308, 268), "ptrace": (101, 117), "bpf": (321, 280)},
+    **{
+        "perf_event_open": (298, 241),
+        "userfaultfd": (323, 282),
+        "memfd_create": (319, 279),
+        "memfd_secret": (447, 447),
+    },
+    **{
+        "shmget": (29, 194),
+        "msgget": (68, 186),
+        "add_key": (248, 217),
+        "request_key": (249, 218),
+        "keyctl": (250, 219),
+    },
 }
 SYS_CLONE3 = 435
 
@@ -45,9 +59,9 @@ def main(root: str, memory_mb: int, disk_mb: int, cpu_s: int) -> None:
     os.chdir("/tmp")
     with open("main.py", "wb") as file:
         file.write(program)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (disk_mb << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (disk_mb << 20, disk_mb << 20))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     drop_privileges()
@@ -79,19 +93,18 @@ def drop_privileges() -> None:
     """No capability can be had again, not even by executing a file that grants some."""
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
     check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "give up ambient capabilities")
-    for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # there are no more; `execv` then leaves none, since the bounding set is empty
-    if capability < 30:
-        raise OSError("cannot give up capabilities")
+    capability = 0
+    while libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:  # one that Linux does not know ends the list
+        check(libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "give up capabilities")
+        capability += 1  # with none of them in the bounding set, `execv` leaves none
 
 
 def refuse_system_calls() -> None:
     """No sockets of any kind (namespaces alone leave VSOCK open), no further processes, no memory beside the limit."""
-    machine, clone, refused = MACHINES[platform.machine()]
+    machine, clone, column = MACHINES[platform.machine()]
     filters = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     filters += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]  # the x32 numbers of x86_64
-    for number in (one for one in refused if one >= 0):
+    for number in filter(None, (numbers[column] for numbers in REFUSED.values())):
         filters += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
     filters += [(EQUAL, 0, 1, SYS_CLONE3), (RETURN, 0, 0, ABSENT)]  # its flags cannot be read; libc then uses clone
     filters += [(EQUAL, 0, 3, clone), (LOAD, 0, 0, 16), (HAS_BIT, 1, 0, CLONE_THREAD), (RETURN, 0, 0, REFUSE)]

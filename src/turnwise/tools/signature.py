@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin
 
 import docstring_parser
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from turnwise.tools.records import ToolContext
 from turnwise.tools.validate import Schema, one_line, rewrite
@@ -125,7 +125,7 @@ def _adapt(
     record = TypedDict(name, hints)  # type: ignore[operator]  # made of what the function has
     record.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
     try:
-        adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(record)
+        adapter: TypeAdapter[Any] = TypeAdapter(record)
         schema = adapter.json_schema()
         schema = rewrite(_inlined(schema, schema.pop("$defs", {})), _plain)
     except (PydanticUserError, RecursionError) as error:

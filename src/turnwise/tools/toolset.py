@@ -19,6 +19,7 @@ _KWARGS = {
     "calc_reward_kwargs": "calc_reward",
     "release_kwargs": "release",
 }
+_SHORTEN = Shorten()
 
 
 class Toolset:
@@ -29,10 +30,13 @@ class Toolset:
         tools: Iterable[Any],
         *,
         max_parallel_calls: int = 1,
-        shorten: Callable[[str], str] = Shorten(),
+        shorten: Callable[[str], str] = _SHORTEN,
         example: str = "",
     ):
-        """`shorten` cuts what tools answer, at 256 characters if not told otherwise; `example` is what the answer to a malformed call quotes."""
+        """`shorten` cuts what tools answer, at 256 characters if not told otherwise.
+
+        `example` is what the answer to a malformed call quotes.
+        """
         if max_parallel_calls < 1:
             raise ValueError(f"max_parallel_calls is {max_parallel_calls}; it must be 1 or more")
         self.tools: dict[str, BaseTool] = {}
