@@ -19,7 +19,7 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "seeds", "protocols", "parse", "memory", "config", "envs", "render", "rollout"),
+    *("types", "seeds", "protocols", "parse", "memory", "config", "toolcalls", "tools", "envs", "render", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -28,7 +28,7 @@ TORCH_FREE = [
     name
     for name in FILES
     if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config")
-    or name.split(".")[0] in ("memory", "envs")
+    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools")
 ]
 
 
@@ -74,6 +74,10 @@ def test_the_reader_of_imports_sees_what_it_should():
     assert "torch.utils.tensorboard" not in imports("trackers.tensorboard")
 
 
+def siblings(folder: str) -> set[str]:
+    return {name for name in FILES if name.split(".")[0] == folder}
+
+
 @pytest.mark.parametrize("name", TORCH_FREE)
 def test_left_of_the_batch_nothing_imports_torch(name):
     assert not {one for one in imports(name) if one.split(".")[0] == "torch"}
@@ -81,7 +85,7 @@ def test_left_of_the_batch_nothing_imports_torch(name):
 
 def test_records_environments_and_memories_run_without_torch():
     light = ["types", "protocols", "parse", "seeds", "config", "envs.host", "envs.babyai"]
-    light += ["memory.window", "memory.full", "memory.note"]
+    light += ["memory.window", "memory.full", "memory.note", "toolcalls", "tools"]
     code = f"import sys, {', '.join(f'turnwise.{name}' for name in light)}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"
@@ -101,6 +105,9 @@ def test_records_environments_and_memories_run_without_torch():
         ("policy", {"batch", "trunk"}),
         *((name, {"batch"}) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
+        *((name, {"config", *siblings("toolcalls")}) for name in siblings("toolcalls")),
+        *((name, {"config", "toolcalls", *siblings("tools")}) for name in siblings("tools")),
+        ("tools.sandbox", set()),
     ],
 )
 def test_a_module_imports_no_more_of_ours_than_it_needs(name, allowed):
@@ -114,7 +121,7 @@ def test_imports_point_one_way(name):
 
 
 def test_no_plugin_knows_another_kind_of_plugin():
-    kinds = ("memory", "envs", "engines", "advantages", "trackers")
+    kinds = ("memory", "tools", "envs", "engines", "advantages", "trackers")
     strangers = {
         (name, other)
         for name in FILES

@@ -1,0 +1,36 @@
+"""The format of Hermes, Qwen2.5 and Qwen3: a JSON object between <tool_call> tags."""
+
+import re
+from functools import partial
+from re import Match
+
+from turnwise.toolcalls.jsoncall import NotJSON, call_of, decode_at
+from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools
+from turnwise.toolcalls.tagged import CLOSE, OPEN, Blocks, parse_tagged
+
+_BLANKS = re.compile(r"\s*")
+EXAMPLE = '<tool_call>\n{"name": "tool", "arguments": {"key": "value"}}\n</tool_call>'
+
+
+def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
+    return parse_tagged(reply, partial(_read, Blocks(reply), tools), OPEN)
+
+
+def _read(blocks: Blocks, tools: Tools | None, mark: Match[str]) -> ToolCall:
+    try:
+        value, after = decode_at(blocks.text, mark.end())
+    except NotJSON as error:
+        return _broken(blocks, mark, str(error))
+    # Looked for after the value, since a string of the arguments may hold the tag.
+    close = _BLANKS.match(blocks.text, after).end()  # type: ignore[union-attr]
+    if blocks.next_close(after) == close:
+        return call_of(value, (mark.start(), close + len(CLOSE)), tools)
+    return _broken(blocks, mark, "extra text after the JSON object")
+
+
+def _broken(blocks: Blocks, mark: Match[str], flaw: str) -> ToolCall:
+    """A call that cannot be read ends with its closing tag, or before the next call where it has none."""
+    close, opening = blocks.next_close(mark.end()), blocks.next_open(mark.end())
+    if close is None or opening < close:
+        return ToolCall("", {}, "unclosed_block", (mark.start(), opening), f"{CLOSE} is missing")
+    return ToolCall("", {}, "invalid_json", (mark.start(), close + len(CLOSE)), flaw)

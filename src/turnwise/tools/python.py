@@ -1,0 +1,122 @@
+"""A Python interpreter for the model, in a sandbox that Linux builds."""
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from turnwise.tools.base import BaseTool
+
+_UNSHARE = ("unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork")
+_SANDBOX = Path(__file__).with_name("sandbox.py")
+_OUTPUT = 1 << 20  # bytes of output that are kept; a program that prints more runs on
+
+
+class PythonTool(BaseTool):
+    """Runs a program in a fresh process and answers what it printed. Nothing is kept from one call to the next.
+
+    Isolated: the network (no sockets of any kind), all files but those named below, devices, other processes (none
+    are seen, none can be started), environment variables, privileges. Memory, processor time, wall-clock time and
+    written files are limited, and the program dies with us.
+
+    Not isolated: the program can read `/usr`, `/lib`, `/bin` and the folders of the interpreter that runs turnwise,
+    installed packages included; it shares the kernel, so a hole in Linux is a hole here; and it takes processor time
+    and memory from its neighbours up to its limits. There is no GPU in it.
+
+    Needs Linux on x86_64 or aarch64, util-linux (`unshare`, `setpriv`) and user namespaces; where one of them is
+    missing the constructor raises ValueError. There is no mode without isolation.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Any = None):
+        super().__init__(config, tool_schema)
+        limits = {"memory_mb": 512, "disk_mb": 16, "cpu_s": 10, "wall_s": 20, **self.config}
+        for key, value in limits.items():
+            if key not in ("memory_mb", "disk_mb", "cpu_s", "wall_s"):
+                raise ValueError(f"the Python tool has no key config.{key}")
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"config.{key} of the Python tool is {value!r}; it must be a whole number above 0")
+        self._wall_s = limits.pop("wall_s")
+        if self._wall_s >= self.limits.timeout_s:
+            raise ValueError(
+                f"config.wall_s={self._wall_s} of the Python tool must be below timeout_s={self.limits.timeout_s:g}"
+            )
+        self._limits = [str(limits[key]) for key in ("memory_mb", "disk_mb", "cpu_s")]
+        refusal = _refusal()
+        if refusal:
+            raise ValueError(f"the Python tool cannot isolate programs on this machine, so it runs none: {refusal}")
+
+    def get_openai_tool_schema(self) -> Any:
+        code = {"type": "string", "description": "A whole program; print what you want to know."}
+        return {
+            "name": "python",
+            "description": "Run a Python program without network and files, and read what it prints.",
+            "parameters": {"type": "object", "properties": {"code": code}, "required": ["code"]},
+        }
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+        with tempfile.TemporaryDirectory() as root:
+            process = await asyncio.create_subprocess_exec(
+                *_command(root, self._limits),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,  # so that no signal to a process group reaches us
+            )
+            kept = bytearray()
+            try:
+                async with asyncio.timeout(self._wall_s):
+                    await _talk(process, parameters["code"].encode("utf-8", "replace"), kept)
+                note = "" if process.returncode == 0 else f"(exit status {process.returncode})"
+            except TimeoutError:
+                note = f"(stopped after {self._wall_s} s)"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # and with it everything in its namespace
+                await process.wait()
+        return "\n".join(part for part in (kept.decode("utf-8", "replace").rstrip("\n"), note) if part)
+
+
+_ENVIRONMENT = {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _command(root: str, limits: list[str]) -> list[str]:
+    """The sandbox dies when we do: `setpriv` ties `unshare` to us, and `--kill-child` ties the program to it."""
+    isolated = [sys.executable, "-I", str(_SANDBOX), root, *limits]
+    return ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, "--kill-child", *isolated]
+
+
+async def _talk(process: asyncio.subprocess.Process, program: bytes, kept: bytearray) -> None:
+    """Send the program, and read what it prints until it ends."""
+    assert process.stdin and process.stdout
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(program)
+        await process.stdin.drain()
+    process.stdin.close()
+    while chunk := await process.stdout.read(1 << 16):
+        kept += chunk[: _OUTPUT - len(kept)]
+    await process.wait()
+
+
+@cache
+def _refusal() -> str:
+    """Why programs cannot be isolated here; empty where they can. Found out by isolating one."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return "it needs Linux on x86_64 or aarch64"
+    missing = [name for name in ("unshare", "setpriv") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} of util-linux are not installed"
+    with tempfile.TemporaryDirectory() as root:
+        command = _command(root, ["512", "1", "60"])
+        done = subprocess.run(command, input=b"print('isolated')", capture_output=True, env=_ENVIRONMENT, timeout=600)
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return "" if done.stdout == b"isolated\n" else (said[-1][:200] if said else f"exit status {done.returncode}")

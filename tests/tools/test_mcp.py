@@ -1,0 +1,137 @@
+"""Tools of MCP servers: in this process, as a program, and over HTTP on the loopback."""
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from mcp.server import MCPServer
+
+from turnwise.toolcalls import ToolCall
+from turnwise.tools import ToolFault, Toolset, load_tools
+from turnwise.tools.mcp import McpServer, tools_of
+
+SERVER = """
+import os, sys
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("test", log_level="CRITICAL")
+
+@server.tool()
+def add(a: int, b: int = 1) -> int:
+    "Add two numbers."
+    return a + b
+
+@server.tool()
+def refuse() -> str:
+    "Refuse."
+    raise ToolError("not today")
+
+@server.tool()
+def die() -> str:
+    "End the server."
+    os._exit(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> MCPServer:
+    names: dict[str, Any] = {}
+    exec(SERVER, names)
+    return names["server"]
+
+
+def ask(tools: Any, *calls: tuple[str, dict[str, Any]]) -> list[tuple[str, str | None]]:
+    async def episode() -> list[tuple[str, str | None]]:
+        async with Toolset(tools, max_parallel_calls=9).open("e1") as box:
+            results = await box.run([ToolCall(name, arguments, "ok", (0, 1)) for name, arguments in calls])
+        return [(one.status, one.response.text) for one in results]
+
+    return asyncio.run(episode())
+
+
+def test_a_server_of_this_process(server: MCPServer):
+    tools = tools_of(McpServer(server, "here"))
+    assert [tool.name for tool in tools] == ["add", "refuse", "die"]
+    assert tools[0].tool_schema.description == "Add two numbers."
+    assert tools[0].tool_schema.parameters["required"] == ["a"]
+    try:
+        asked = [("add", {"a": 1, "b": 2}), ("add", {"a": 2}), ("refuse", {}), ("add", {"a": "x"})]
+        for _ in range(2):  # the session outlives the event loop of an episode
+            first, second, third, fourth = ask(tools, *asked)
+            assert (first, second) == (("ok", "3"), ("ok", "3"))
+            assert (third[0], "not today" in (third[1] or "")) == ("tool_error", True)
+            assert (fourth[0], "'x' is not of type 'integer'" in (fourth[1] or "")) == ("invalid_arguments", True)
+    finally:
+        tools[0].close()
+
+
+def test_a_program_and_its_end(tmp_path: Path):
+    script = tmp_path / "server.py"
+    script.write_text(SERVER + "\nserver.run()\n")
+    limits = "connect_s: 300, config: {timeout_s: 300}"
+    entry = f"mcp_servers: [{{command: {sys.executable}, args: [{script}], tools: [add, die], {limits}}}]"
+    (tmp_path / "tools.yaml").write_text(entry)
+    tools = load_tools([str(tmp_path / "tools.yaml")])
+    try:
+        assert ask(tools, ("add", {"a": 1})) == [("ok", "2")]
+        with pytest.raises(ToolFault, match="MCP server"):
+            ask(tools, ("die", {}))
+        assert ask(tools, ("add", {"a": 2})) == [("ok", "3")]  # a new server
+    finally:
+        tools[0].close()
+
+
+@pytest.fixture
+def address(server: MCPServer) -> Iterator[str]:
+    import uvicorn
+
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    web = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="critical"))
+    thread = threading.Thread(target=web.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while not web.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}/mcp"
+    web.should_exit = True
+    thread.join()
+
+
+def test_a_server_on_the_loopback(address: str, tmp_path: Path):
+    (tmp_path / "tools.yaml").write_text(f"mcp_servers: [{{url: '{address}'}}]")
+    tools = load_tools([str(tmp_path / "tools.yaml")])
+    try:
+        assert ask(tools, ("add", {"a": 1})) == [("ok", "2")]
+    finally:
+        tools[0].close()
+
+
+def test_a_server_that_is_not_there():
+    with pytest.raises(ValueError, match="the MCP server nobody cannot be reached"):
+        tools_of(McpServer("http://127.0.0.1:9/mcp", "nobody"))
+
+
+def test_a_tool_that_a_server_does_not_have(server: MCPServer):
+    source = McpServer(server, "here")
+    with pytest.raises(ValueError, match="the MCP server here has no tool 'ad'; did you mean 'add'"):
+        tools_of(source, ["ad"])
+    source.close()
+
+
+def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: Any):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    from turnwise.tools.mcp import mcp_tools
+
+    with pytest.raises(ValueError, match=r"pip install turnwise\[mcp\]"):
+        mcp_tools({"command": os.devnull})
