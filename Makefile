@@ -19,7 +19,7 @@ train: setup  ## the embedded model learns two tasks, and is judged on held-out 
 	$(BIN)/turnwise eval runs/babyai-quick
 
 test: setup
-	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
 check: setup  ## style and types
 	$(BIN)/ruff check .
