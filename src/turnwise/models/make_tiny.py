@@ -115,7 +115,7 @@ def demonstrate(task: str, recipe: Recipe) -> Iterator[Demonstration]:
 
 
 def _knows(instructions: str, known: int) -> bool:
-    """Whether the first colour of the mission, which closes the instructions, is one of those that the teacher knows."""
+    """Whether the first colour of the mission, which closes the instructions, is one that the teacher knows."""
     named = [word for word in instructions.rpartition(":")[2].split() if word in COLOURS]
     return bool(named) and named[0] in COLOURS[:known]
 
