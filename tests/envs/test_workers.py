@@ -255,7 +255,7 @@ def test_nothing_is_left_after_close(renderer, workers):
     threads, children = set(threading.enumerate()), set(multiprocessing.active_children())
     schedule = {"crash": 0.1, "deadly": 0.3 * (workers == "process")}
     some = {"processes": 1} if workers == "process" else {}
-    _, tallies = collect(faulty(workers, schedule, max_failures=100, **some), renderer, 2)
+    _, tallies = collect(faulty(workers, schedule, max_failures=100, **some), renderer, 6)
     assert sum(tally.failures for tally in tallies) > 0
     assert eventually(lambda: set(threading.enumerate()) <= threads)
     assert set(multiprocessing.active_children()) <= children
