@@ -1,7 +1,6 @@
 """The format of Llama 3.1 and later: the whole message is JSON with a name; several calls are separated by `;`."""
 
 import re
-from functools import partial
 
 from turnwise.toolcalls.jsoncall import NotJSON, call_of, decode_at
 from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools, end_of_text
@@ -16,7 +15,7 @@ _MEANT = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
 
 
 def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
-    outside = parse_tagged(reply, partial(_never, reply))
+    outside = parse_tagged(reply, _never)
     if not outside.reasoning_complete:
         return outside
     text, end = reply.text, end_of_text(reply.text)
@@ -30,7 +29,7 @@ def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
     return ParsedReply("", outside.reasoning, True, tuple(calls))
 
 
-def _never(reply: Reply, mark: re.Match[str]) -> ToolCall:
+def _never(mark: re.Match[str]) -> ToolCall:
     raise AssertionError(f"no tag opens a call, but {mark[0]} did")
 
 

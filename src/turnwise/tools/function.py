@@ -6,7 +6,7 @@ from typing import Any, TypeVar, overload
 
 from turnwise.tools.base import BaseTool
 from turnwise.tools.calling import invoke
-from turnwise.tools.records import ToolContext, ToolResponse, ToolSchema
+from turnwise.tools.records import ToolContext, ToolSchema
 from turnwise.tools.signature import read_signature
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,9 +30,6 @@ class FunctionTool(BaseTool):
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return super().validate(arguments) if self._signature is None else self._signature.validate(arguments)
-
-    async def create(self, instance_id: str | None = None) -> tuple[str | None, ToolResponse]:
-        return instance_id, ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None) -> Any:
         if self._signature is None:
