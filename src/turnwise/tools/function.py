@@ -1,6 +1,5 @@
 """Plain functions as tools."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -21,9 +20,8 @@ class FunctionTool(BaseTool):
         self._function = function
         self._signature = None if schema is not None else read_signature(function)
         if self._signature is not None:
-            inner = function.func if isinstance(function, functools.partial) else function
-            inferred = name or getattr(inner, "__name__", "")
-            schema = ToolSchema(inferred, self._signature.description, self._signature.parameters)
+            inferred = self._signature
+            schema = ToolSchema(name or inferred.name, inferred.description, inferred.parameters)
         super().__init__(limits, schema)
         if self.config:
             raise ValueError(f"function_tool does not take {', '.join(self.config)}")
