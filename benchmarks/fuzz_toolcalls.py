@@ -61,7 +61,7 @@ def problem(name: str, reply: Reply) -> str:
             return f"a call of {call.name!r} with {call.arguments!r} is not ok"
         if call.status != "ok" and not call.flaw:
             return f"a call that is {call.status} does not say why"
-    if not found.reasoning_complete and found.calls and not found.content and reply.thinking and name != "gpt_oss":
+    if name != "gpt_oss" and reply.thinking and "</think>" not in reply.text and found.calls:
         return "a call was made of a reply that never stopped thinking"
     return ""
 

@@ -370,6 +370,7 @@ async def _exits() -> None:
     [
         (raises(ValueError("first line\nsecond line")), "tool failed: ValueError: first line"),
         (raises(KeyError()), "tool failed: KeyError"),
+        (raises(TimeoutError("the page")), "tool failed: TimeoutError: the page"),
         (raises(ToolError("no page 7")), "tool failed: no page 7"),
         (raises(asyncio.CancelledError()), "tool failed: RuntimeError: the tool cancelled itself"),
         (raises(ExceptionGroup("several", [OSError()])), "tool failed: ExceptionGroup: several (1 sub-exception)"),

@@ -249,6 +249,18 @@ def test_all_that_a_function_lacks_is_said_at_once():
         assert part in str(refusal.value)
 
 
+def test_choices_that_cannot_be_read_are_refused():
+    def function(a: str) -> None:
+        """Do it.
+
+        Args:
+            a: One. (choices: [x, y])
+        """
+
+    with pytest.raises(ValueError, match=r"its choices \[x, y\] are no JSON list"):
+        read_signature(function)
+
+
 def test_a_type_that_contains_itself_is_refused():
     with pytest.raises(ValueError, match="Tree contains itself"):
         read_signature(described(Tree))

@@ -8,6 +8,7 @@ from turnwise.toolcalls.jsoncall import NotJSON, call_of, decode_at
 from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools
 from turnwise.toolcalls.tagged import CLOSE, OPEN, Blocks, parse_tagged
 
+_TAGS_IN_A_VALUE = 8
 _BLANKS = re.compile(r"\s*")
 EXAMPLE = '<tool_call>\n{"name": "tool", "arguments": {"key": "value"}}\n</tool_call>'
 
@@ -17,13 +18,15 @@ def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
 
 
 def _read(blocks: Blocks, tools: Tools | None, mark: Match[str]) -> ToolCall:
+    # A string of the arguments may hold tags, so the value is read first, and the closing tag is looked for behind it.
+    # No further than a few opening tags, though: each may begin a broken value, and their cost must not multiply.
+    body = blocks.text[mark.end() : blocks.next_open(mark.end(), skip=_TAGS_IN_A_VALUE)]
     try:
-        value, after = decode_at(blocks.text, mark.end())
+        value, after = decode_at(body, 0)
     except NotJSON as error:
         return _broken(blocks, mark, str(error))
-    # Looked for after the value, since a string of the arguments may hold the tag.
-    close = _BLANKS.match(blocks.text, after).end()  # type: ignore[union-attr]
-    if blocks.next_close(after) == close:
+    close = mark.end() + _BLANKS.match(body, after).end()  # type: ignore[union-attr]
+    if blocks.next_close(close) == close:
         return call_of(value, (mark.start(), close + len(CLOSE)), tools)
     return _broken(blocks, mark, "extra text after the JSON object")
 

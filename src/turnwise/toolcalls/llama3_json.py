@@ -1,7 +1,6 @@
 """The format of Llama 3.1 and later: the whole message is JSON with a name; several calls are separated by `;`."""
 
 import re
-from functools import partial
 
 from turnwise.toolcalls.jsoncall import NotJSON, call_of, decode_at
 from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools, end_of_text
@@ -16,7 +15,7 @@ _MEANT = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
 
 
 def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
-    outside = parse_tagged(reply, partial(_never, reply))
+    outside = parse_tagged(reply, _never)
     if not outside.reasoning_complete:
         return outside
     text, end = reply.text, end_of_text(reply.text)
@@ -24,13 +23,13 @@ def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
     tagged = any(mark.start() == start for mark in reply.marks(TAG))
     if not tagged and not _MEANT.match(text, start):
         return outside
-    calls = _calls(text[:end], start + len(TAG) if tagged else start, tools, reply.stopped)
+    calls = _calls(text[:end], start, start + len(TAG) if tagged else start, tools, reply.stopped)
     if not tagged and calls[0].flaw == _TRAILING:
         return outside
     return ParsedReply("", outside.reasoning, True, tuple(calls))
 
 
-def _never(reply: Reply, mark: re.Match[str]) -> ToolCall:
+def _never(mark: re.Match[str]) -> ToolCall:
     raise AssertionError(f"no tag opens a call, but {mark[0]} did")
 
 
@@ -41,23 +40,22 @@ def _after_reasoning(reply: Reply) -> int:
 _TRAILING = "text after the call; a message with calls holds nothing else"
 
 
-def _calls(text: str, start: int, tools: Tools | None, stopped: bool) -> list[ToolCall]:
-    """At least one call; the first that is broken is the last."""
+def _calls(text: str, begin: int, start: int, tools: Tools | None, stopped: bool) -> list[ToolCall]:
+    """At least one call; the first that is broken is the last. The markup begins at `begin`, the JSON at `start`."""
     calls: list[ToolCall] = []
     while True:
         try:
             value, after = decode_at(text, start)
         except NotJSON as error:
-            cut = not stopped and len(text) > start
-            status, flaw = (
-                ("unclosed_block", "the reply was cut inside the JSON") if cut else ("invalid_json", str(error))
-            )
-            return [*calls, ToolCall("", {}, status, (start, len(text)), flaw)]
-        call = call_of(value, (start, after), tools, ("parameters", "arguments"))
+            whole = (begin, len(text))
+            if stopped:
+                return [*calls, ToolCall("", {}, "invalid_json", whole, str(error))]
+            return [*calls, ToolCall("", {}, "unclosed_block", whole, "the reply was cut inside the JSON")]
+        call = call_of(value, (begin, after), tools, ("parameters", "arguments"))
         after = _BLANKS.match(text, after).end()  # type: ignore[union-attr]
         if after < len(text) and text[after] != ";":
-            return [*calls, ToolCall(call.name, {}, "malformed_structure", (start, len(text)), _TRAILING)]
+            return [*calls, ToolCall(call.name, {}, "malformed_structure", (begin, len(text)), _TRAILING)]
         calls.append(call)
-        start = _BLANKS.match(text, after + 1).end() if after < len(text) else after  # type: ignore[union-attr]
-        if start >= len(text):
+        begin = start = _BLANKS.match(text, min(after + 1, len(text))).end()  # type: ignore[union-attr]
+        if start == len(text):
             return calls

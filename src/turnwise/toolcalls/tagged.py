@@ -19,9 +19,9 @@ class Blocks:
         self._opens = [mark.start() for mark in reply.marks(OPEN)]
         self._closes = [mark.start() for mark in reply.marks(CLOSE)]
 
-    def next_open(self, start: int) -> int:
-        """The first opening tag from here on, or the end of the reply."""
-        place = bisect_left(self._opens, start)
+    def next_open(self, start: int, skip: int = 0) -> int:
+        """The first opening tag from here on, or a later one, or the end of the reply."""
+        place = bisect_left(self._opens, start) + skip
         return self._opens[place] if place < len(self._opens) else self.end
 
     def next_close(self, start: int) -> int | None:

@@ -37,6 +37,8 @@ _LIMITS = tuple(field.name for field in fields(Limits))
 class BaseTool:
     """Override `execute`, and what else the tool needs. Methods may be plain functions; those run in a thread.
 
+    One object serves all episodes, many at a time: what belongs to an episode is kept under its `instance_id`.
+
     `config` is the tool's own part of the tool file. The schema comes from there too, or from the class by
     `get_openai_tool_schema`. Parameters beyond those shown here are filled by name: `create(self, instance_id,
     ground_truth)` takes its second argument from the sample's `create_kwargs`; a parameter called `create_kwargs`

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.toolcalls import ToolCall
 from turnwise.tools.base import BaseTool
-from turnwise.tools.calling import PerLoop, bounded, fitting, invoke
+from turnwise.tools.calling import Overrun, PerLoop, bounded, fitting, invoke
 from turnwise.tools.records import ResultStatus, ToolContext, ToolError, ToolFault, ToolResponse, ToolResult
 from turnwise.tools.returns import normalise
 
@@ -164,17 +164,19 @@ class ToolBox:
         raise AssertionError("there is always a last attempt")
 
     async def _attempt(self, tool: BaseTool, arguments: dict[str, Any], context: ToolContext) -> Any:
-        async with contextlib.AsyncExitStack() as held:
-            await held.enter_async_context(self._locks[tool.name]())
+        async with self._locks[tool.name]():  # so that two calls at once create one instance
             instance = await self._instance(tool)
-            if not tool.limits.serial:
-                await held.aclose()  # the lock kept two calls from creating two instances
-            try:
-                return await self._method(tool, tool.execute, "execute_kwargs", instance, arguments, agent_data=context)
-            except _Refusal:  # too slow, and so in an unknown state; the next call begins with a fresh one
-                if self._instances.pop(tool.name, None):
-                    await self._release(tool.name, instance)
-                raise
+            if tool.limits.serial:
+                return await self._use(tool, instance, arguments, context)
+        return await self._use(tool, instance, arguments, context)
+
+    async def _use(self, tool: BaseTool, instance: str, arguments: dict[str, Any], context: ToolContext) -> Any:
+        try:
+            return await self._method(tool, tool.execute, "execute_kwargs", instance, arguments, agent_data=context)
+        except _Refusal:  # too slow, and so in an unknown state; the next call begins with a fresh instance
+            if self._instances.pop(tool.name, None):
+                await self._release(tool.name, instance)
+            raise
 
     async def _instance(self, tool: BaseTool) -> str:
         if tool.name not in self._instances:
@@ -201,9 +203,9 @@ class ToolBox:
         call: Awaitable[Any] = invoke(method, *args, **fitting(method, whole, values, **more))
         try:
             return await bounded(call, tool.limits.timeout_s)
-        except TimeoutError:
-            pass
-        raise _Refusal("timeout", f"{tool.name} did not answer within {tool.limits.timeout_s:g} s.")
+        except Overrun as error:
+            said = f"{tool.name} did not answer within {tool.limits.timeout_s:g} s."
+            raise _Refusal("timeout", said) from error
 
     def _checked(self, tool: BaseTool, value: Any) -> tuple[ToolResponse, float, Mapping[str, Any]]:
         try:

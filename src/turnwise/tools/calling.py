@@ -54,8 +54,12 @@ async def in_thread(function: Callable[[], T]) -> T:
     return await future
 
 
+class Overrun(Exception):
+    """A call took longer than it may. Not a TimeoutError, which a tool may raise for reasons of its own."""
+
+
 async def bounded(awaitable: Awaitable[T], timeout_s: float) -> T:
-    """The same with a time limit; raises TimeoutError. What overruns is cancelled, and not waited for."""
+    """The same with a time limit; raises Overrun. What overruns is cancelled, and not waited for."""
     task = asyncio.ensure_future(awaitable)
     try:
         # Not asyncio.timeout: what was answered while the model kept the loop busy was answered in time.
@@ -64,7 +68,7 @@ async def bounded(awaitable: Awaitable[T], timeout_s: float) -> T:
         task.cancel()
     if not done:
         task.add_done_callback(_forget)
-        raise TimeoutError
+        raise Overrun
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()

@@ -1,12 +1,11 @@
 """Plain functions as tools."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from turnwise.tools.base import BaseTool
 from turnwise.tools.calling import invoke
-from turnwise.tools.records import ToolContext, ToolResponse, ToolSchema
+from turnwise.tools.records import ToolContext, ToolSchema
 from turnwise.tools.signature import read_signature
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,18 +20,14 @@ class FunctionTool(BaseTool):
         self._function = function
         self._signature = None if schema is not None else read_signature(function)
         if self._signature is not None:
-            inner = function.func if isinstance(function, functools.partial) else function
-            inferred = name or getattr(inner, "__name__", "")
-            schema = ToolSchema(inferred, self._signature.description, self._signature.parameters)
+            inferred = self._signature
+            schema = ToolSchema(name or inferred.name, inferred.description, inferred.parameters)
         super().__init__(limits, schema)
         if self.config:
             raise ValueError(f"function_tool does not take {', '.join(self.config)}")
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return super().validate(arguments) if self._signature is None else self._signature.validate(arguments)
-
-    async def create(self, instance_id: str | None = None) -> tuple[str | None, ToolResponse]:
-        return instance_id, ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None) -> Any:
         if self._signature is None:

@@ -5,14 +5,16 @@ A server is one session for all episodes: what it remembers of one episode, anot
 
 import asyncio
 import base64
+import contextlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from turnwise.config import nearest
 from turnwise.tools.base import BaseTool
+from turnwise.tools.calling import in_thread
 from turnwise.tools.records import ToolError, ToolFault, ToolResponse, ToolSchema
 
 _KEYS = ("url", "command", "args", "env", "connect_s", "tools", "config")
@@ -44,10 +46,9 @@ class McpServer:
         """Raises ToolError where the tool refuses, and ToolFault where the server is gone."""
         from mcp import MCPError
 
-        loop = asyncio.get_running_loop()
         session = None
         try:
-            session = await loop.run_in_executor(None, self._open)
+            session = await in_thread(self._open)
             done = await asyncio.wrap_future(session.run(lambda client: client.call_tool(tool, arguments)))
         except MCPError as error:
             if error.code != _connection_closed():
@@ -84,36 +85,35 @@ class _Session:
     def __init__(self, target: Any, connect_s: float):
         self._target = target
         self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        opened: Future[Any] = Future()
-        threading.Thread(target=self._live, args=(opened,), daemon=True).start()
+        self._task = self._loop.create_task(self._serve(opened := Future()))
+        threading.Thread(target=self._live, daemon=True).start()
         try:
             self._client = opened.result(connect_s)
         except BaseException:
             self.stop()
             raise
 
-    def run(self, ask: Any) -> "Future[Any]":
+    def run(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(ask(self._client), self._loop)
 
     def stop(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _live(self, opened: "Future[Any]") -> None:
+    def _live(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._serve(opened))
-            except BaseException as error:
-                if not opened.done():
-                    opened.set_exception(error)
+            runner.get_loop().run_until_complete(asyncio.wait({self._task}))
 
     async def _serve(self, opened: "Future[Any]") -> None:
-        from mcp import Client
+        try:
+            from mcp import Client
 
-        async with Client(self._target) as client:
-            opened.set_result(client)
-            await self._stop.wait()
+            async with Client(self._target) as client:
+                opened.set_result(client)
+                await asyncio.Event().wait()  # until it is cancelled
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(error)
 
 
 class McpTool(BaseTool):

@@ -30,21 +30,23 @@ MACHINES = {"x86_64": (0xC000003E, 56, 0), "aarch64": (0xC00000B7, 220, 1)}
 # What reaches beyond the process or holds memory that no limit counts. A thread is a clone that shares its process; any
 # other clone is refused too.
 REFUSED = {
-    **{"socket": (41, 198), "io_uring_setup": (425, 425), "fork": (57, None), "vfork": (58, None)},
-    **{"unshare": (272, 97), "setns": (308, 268), "ptrace": (101, 117), "bpf": (321, 280)},
-    **{
-        "perf_event_open": (298, 241),
-        "userfaultfd": (323, 282),
-        "memfd_create": (319, 279),
-        "memfd_secret": (447, 447),
-    },
-    **{
-        "shmget": (29, 194),
-        "msgget": (68, 186),
-        "add_key": (248, 217),
-        "request_key": (249, 218),
-        "keyctl": (250, 219),
-    },
+    "socket": (41, 198),
+    "io_uring_setup": (425, 425),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "ptrace": (101, 117),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
 }
 SYS_CLONE3 = 435
 

@@ -28,6 +28,7 @@ _CHOICES = re.compile(r"\s*\(choices:\s*(\[.*\])\s*\)\s*$", re.IGNORECASE | re.D
 class Signature:
     """What a function takes, as the model sees it."""
 
+    name: str
     description: str
     parameters: Mapping[str, Any]
     adapter: TypeAdapter[dict[str, Any]]
@@ -80,7 +81,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     adapter, parameters = _adapt(name, shown, described)
     positional = {one.name: one.default for one in shown.values() if one.kind is one.POSITIONAL_ONLY}
     text = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
-    return Signature(text, parameters, adapter, positional, context)
+    return Signature(name, text, parameters, adapter, positional, context)
 
 
 def _unwrap(function: Callable[..., Any]) -> tuple[Any, set[str]]:
@@ -119,7 +120,7 @@ def _adapt(
         text = described.get(parameter.name, "")
         kind = parameter.annotation
         if choices := _CHOICES.search(text):
-            kind, text = Literal[tuple(json.loads(choices[1]))], text[: choices.start()]
+            kind, text = Literal[tuple(_listed(name, choices[1]))], text[: choices.start()]
         kind = Annotated[kind, Field(description=text or _note(kind))]
         hints[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
     record = TypedDict(name, hints)  # type: ignore[operator]  # made of what the function has
@@ -138,6 +139,13 @@ def _adapt(
             except ValueError:
                 continue  # a default that no JSON can say is the function's own affair
     return adapter, {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def _listed(name: str, choices: str) -> list[Any]:
+    try:
+        return json.loads(choices)
+    except ValueError as error:
+        raise ValueError(f"the function {name} cannot be a tool: its choices {choices:.80} are no JSON list") from error
 
 
 def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
