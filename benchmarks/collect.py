@@ -73,14 +73,14 @@ async def batch(name: str, collector: Collector, engine: Engine) -> tuple[float,
             await slot.play(engine, TURNS)
         else:
             while not slot.segments:  # the first to close holds the whole episode
-                await slot.turn(engine)
+                await slot.play_episode(engine)
         busy.append(time.perf_counter() - start)
 
     await play_all(play(slot) for slot in collector.slots)
     whole = time.perf_counter() - start
     played = sum(slot.collected for slot in collector.slots)
     for slot in collector.slots:
-        await slot.cut()
+        slot.cut()
     return played / whole, 1 - statistics.mean(busy) / whole
 
 

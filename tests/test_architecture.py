@@ -19,7 +19,21 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "seeds", "protocols", "parse", "memory", "config", "toolcalls", "tools", "envs", "render", "rollout"),
+    *(
+        "types",
+        "failures",
+        "seeds",
+        "protocols",
+        "parse",
+        "memory",
+        "config",
+        "toolcalls",
+        "tools",
+        "envs",
+        "render",
+        "agents",
+        "rollout",
+    ),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -27,8 +41,8 @@ ORDER = [
 TORCH_FREE = [
     name
     for name in FILES
-    if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config")
-    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools")
+    if name in ("types", "protocols", "parse", "seeds", "failures", "render", "rollout", "config")
+    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "agents")
 ]
 
 

@@ -601,8 +601,8 @@ def test_turns_that_the_memory_does_not_read_are_not_kept(renderer, memory, kept
     """So what is saved of a long episode stays small; of a note, the newest question is kept beside the turn."""
     collector = Collector(play_config(memory=memory, rollout={"e_len": 8}), renderer)
     collector.collect(Scripted(renderer))
-    assert [len(slot["past"]) for slot in collector.state()] == [kept, kept]
-    assert [len(slot["actions"]) for slot in collector.state()] == [8, 8]
+    assert [len(slot["agent"]["past"]) for slot in collector.state()] == [kept, kept]
+    assert [len(slot["agent"]["actions"]) for slot in collector.state()] == [8, 8]
 
 
 # -- prompts that are too long

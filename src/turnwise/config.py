@@ -24,6 +24,7 @@ COMPONENTS = {
         "full": "turnwise.memory.full:Full",
         "note": "turnwise.memory.note:Note",
     },
+    "agent": {"gym": "turnwise.agents.gym:Gym"},
     "parser": {"think_act": "turnwise.parse:ThinkAct"},
     "advantage": {
         "dual_gae": "turnwise.advantages.gae:DualGAE",
@@ -33,7 +34,7 @@ COMPONENTS = {
     },
 }
 # Arguments that the framework passes by itself.
-_GIVEN = {"parser": {"actions", "default"}}
+_GIVEN = {"agent": {"setting"}, "parser": {"actions", "default"}}
 
 
 class _Loader(yaml.SafeLoader):
@@ -187,6 +188,7 @@ class Config(_Strict):
     steps: int = Field(default=300, ge=0)  # batches to train on
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+    agent: Component = Component(use="gym")
     memory: Component = Component(use="window")
     parser: Component = Component(use="think_act")
     advantage: Component = Component(use="dual_gae")

@@ -71,13 +71,9 @@ def _play(
     config = player.rules(config)
 
     async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
-        done = 0
-        while done < lane.quota:
-            ended = len(slot.segments)
-            await slot.turn(engine)
-            if len(slot.segments) > ended:
-                done += 1
-                finished(lane, slot)
+        for _ in range(lane.quota):
+            await slot.play_episode(engine)
+            finished(lane, slot)
 
     with closing(Workers(config.environment, len(lanes))) as workers:
         seats = [player.sit(config, lane.index, lane.task, workers, lane.seed) for lane in lanes]

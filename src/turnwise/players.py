@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise import checkpoint
+from turnwise.agents.gym import Gym
 from turnwise.config import Component, Config, EnvironmentConfig
 from turnwise.engines.chat import ChatEngine, Conversation, is_address
 from turnwise.engines.local import LocalEngine
@@ -75,7 +76,7 @@ class Chooser:
 
     def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
         slot = Slot(index, task, config, Conversation(), workers, seed)
-        slot.parser = _Verbatim()
+        gym_of(slot).parser = _Verbatim()
         return slot, _Choices(slot, self.choose)
 
 
@@ -83,7 +84,7 @@ def random_player(config: Config) -> Player | None:
     """Uniformly random legal actions; None where they are not listed."""
 
     async def choose(slot: Slot) -> str:
-        actions = slot.host.offer.actions
+        actions = gym_of(slot).host.offer.actions
         return actions[derive("random player", slot.episode.seed, slot.episode.turns) % len(actions)]
 
     return Chooser(choose) if _offer(config).actions else None
@@ -91,7 +92,7 @@ def random_player(config: Config) -> Player | None:
 
 def expert_player(config: Config) -> Player | None:
     """The environment's own expert; None where it has none."""
-    return Chooser(lambda slot: slot.host.expert()) if _offer(config).has_expert else None
+    return Chooser(lambda slot: gym_of(slot).host.expert()) if _offer(config).has_expert else None
 
 
 OTHERS: dict[str, Callable[[Config], Player | None]] = {
@@ -112,6 +113,11 @@ def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
     renderer = Renderer(tokenizer)
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
+
+
+def gym_of(slot: Slot) -> Gym:
+    assert isinstance(slot.agent, Gym), "players other than models play environments alone"
+    return slot.agent
 
 
 def _with(config: Config, group: str, **keys: object) -> Config:

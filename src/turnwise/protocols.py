@@ -8,14 +8,18 @@ An environment is a Gymnasium environment whose observation is text, or a dict w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from turnwise.types import Action, Generation, Message, Observation, Sampling, Turn
+from turnwise.types import Action, Ending, Generation, Message, Observation, Sampling, Turn
 
 if TYPE_CHECKING:
     import torch
 
     from turnwise.batch import Streams
+    from turnwise.config import Config
+    from turnwise.envs.workers import Workers
+    from turnwise.rollout import Tally
 
 Ask = Callable[[list[Message]], Awaitable[str]]
 
@@ -72,6 +76,59 @@ class Engine(Protocol):
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Sample from these weights from now on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an agent is made from."""
+
+    config: Config
+    task: str
+    codec: Codec
+    workers: Workers
+
+
+class Session(Protocol):
+    """One episode as its agent sees it."""
+
+    @property
+    def seed(self) -> int:
+        """Of the level."""
+        ...
+
+    @property
+    def turns(self) -> int:
+        """Recorded so far, those not counted that the memory asked for."""
+        ...
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted besides turns, of the batch under way."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int]) -> Generation:
+        """Sample a reply. Waits where the batch is full: the next one goes on from here."""
+        ...
+
+    def record(self, turn: Turn) -> None:
+        """Keep a turn; a later one goes on in time from it."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Add to the transcript of the episode, if it is one of those that are kept to be read."""
+        ...
+
+
+class Agent(Protocol):
+    """Plays episodes, one after the other; each slot has its own.
+
+    Many play at once in one event loop, and none waits for another. An agent that has `state() -> JSON` and
+    `async restore(state, seed) -> bool` is brought back by them after a crash.
+    """
+
+    async def run(self, session: Session) -> Ending:
+        """Play an episode to its end."""
         ...
 
 

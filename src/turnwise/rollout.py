@@ -1,49 +1,39 @@
-"""How episodes are played: observation, memory, prompt, generation, action, feedback, turn.
+"""How batches are filled: each slot is a place in which one episode after the other is played by its agent.
 
-Each slot is one environment that lives across batches. A batch takes the same number of turns from every slot,
-wherever their episodes stand, and the next batch goes on from there.
+A batch takes the same number of turns from every slot, wherever their episodes stand. Whoever asks for a reply when
+the batch is full waits, and the next batch goes on from there: the prompt that waits is the one to bootstrap from.
 """
 
 import asyncio
+import hashlib
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from turnwise.config import Config
-from turnwise.envs.failures import EnvironmentFailure, NeighbourFailure
-from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
-from turnwise.protocols import ActionParser, Ask, Codec, Engine, Memory
+from turnwise.failures import EpisodeFailure, NeighbourFailure
+from turnwise.protocols import Agent, Codec, Engine, Setting
 from turnwise.seeds import derive, episode_seed
-from turnwise.types import Action, End, Feedback, Message, Observation, Outcome, Sampling, Segment, Turn
-
-
-class _Asked(Exception):
-    """A memory asked the model while only the next prompt was wanted."""
-
-    def __init__(self, messages: list[Message]):
-        self.messages = messages
+from turnwise.types import End, Ending, Generation, Outcome, Sampling, Segment, Turn
 
 
 @dataclass
 class Episode:
-    """Where a slot's episode stands: all that must survive a batch, or a crash."""
+    """Where a slot's episode stands, besides what its agent knows."""
 
     number: int = -1  # counts the episodes of the slot
     seed: int = 0
-    observation: Observation | None = None  # None: not begun
-    past: list[Turn] = field(default_factory=list)  # what the memory may read
-    actions: list[str] = field(default_factory=list)  # all that were played: they bring the environment back
-    sampled: int = 0  # replies so far, those to the memory included
+    begun: bool = False
+    turns: int = 0  # those not counted that a memory asked for
+    sampled: int = 0  # replies so far, those to a memory included
     episode_return: float = 0.0
     transcript: list[str] | None = None  # None: this episode is not kept
-
-    @property
-    def turns(self) -> int:
-        return len(self.actions)
+    journal: list[tuple[str, Generation]] = field(default_factory=list)  # replies, each with its prompt's digest
 
 
 @dataclass(frozen=True)
@@ -60,22 +50,30 @@ class Transcript:
 class Tally:
     """What happened besides turns while a batch was collected."""
 
-    failures: int = 0  # of environments
+    failures: int = 0  # of episodes
     dropped_turns: int = 0  # of failed episodes: never trained on
     shortened_prompts: int = 0  # turns whose prompt left out older turns
     last_failure: str = ""
     transcripts: list[Transcript] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A prompt that waits for the next batch."""
+
+    prompt: tuple[int, ...]
+    go: asyncio.Future[None]
+
+
 class Slot:
-    """One environment and the episode in it."""
+    """One agent and the episode that it plays."""
 
     def __init__(
         self,
         index: int,
         task: str,
         config: Config,
-        renderer: Codec,
+        codec: Codec,
         workers: Workers,
         seed: Callable[[int], int],
         transcripts: int = 0,
@@ -84,124 +82,96 @@ class Slot:
         self.index = index
         self.task = task
         self.config = config
-        self.memory: Memory = config.memory.make("memory")
-        cue = config.parser.make("parser").cue
-        self.host = Host(config.environment, self.task, cue, workers)
-        offer = self.host.offer
-        self.parser: ActionParser = config.parser.make("parser", actions=offer.actions, default=offer.default_action)
-        self.renderer = renderer
+        self.agent: Agent = config.agent.make("agent", setting=Setting(config, task, codec, workers))
         self.episode = Episode()
         self.tally = Tally()
         self.segments: list[Segment] = []
         self._seed = seed
         self._transcripts = transcripts
         self._turns: list[Turn] = []  # of the open segment
-        self._shortened = False  # the newest prompt left out older turns
         self._failures = 0  # since turns were last kept
+        self._playing: asyncio.Task[None] | None = None
+        self._held: list[_Held] = []
+        self._news = asyncio.Event()  # the episode ended, or waits
+        self._engine: Engine | None = None
+        self._full: Callable[[], bool] = lambda: True
 
     @property
     def collected(self) -> int:
-        """Turns in the environment since the batch began."""
+        """Turns since the batch began, those not counted that a memory asked for."""
         return sum(not turn.of_memory for turns in (self._turns, *(s.turns for s in self.segments)) for turn in turns)
 
     async def play(self, engine: Engine, turns: int) -> None:
-        while self.collected < turns:
-            await self.turn(engine)
+        """Go on until the batch has so many turns of this slot."""
+        await self._play(engine, lambda: self.collected >= turns)
 
-    async def turn(self, engine: Engine) -> None:
-        """Play one turn; an environment that fails takes its episode's turns with it."""
+    async def play_episode(self, engine: Engine) -> None:
+        """Go on until an episode has ended."""
+        ended = len(self.segments)
+        await self._play(engine, lambda: len(self.segments) > ended)
+
+    async def _play(self, engine: Engine, full: Callable[[], bool]) -> None:
+        self._engine, self._full = engine, full
+        self._news.clear()
+        held, self._held = self._held, []
+        for one in held:
+            one.go.set_result(None)
+        while not (full() and (self._playing is None or self._held)):
+            if self._playing is None:
+                self._playing = asyncio.create_task(self._play_on())
+                self._playing.add_done_callback(lambda _: self._news.set())
+            await self._news.wait()
+            self._news.clear()
+            if self._playing.done():
+                ended, self._playing = self._playing, None
+                ended.result()
+
+    async def _play_on(self) -> None:
+        """Play the episode under way, or a new one; a failure takes its turns with it."""
         try:
-            await self._turn(engine)
-        except EnvironmentFailure as failure:
+            if not self.episode.begun:
+                self._begin()
+            self._end(await self.agent.run(self._session()))
+        except EpisodeFailure as failure:
             self._drop(failure)
+        self._held.clear()
 
-    async def cut(self) -> list[Segment]:
+    def _session(self) -> "_Session":
+        """For an agent that cannot say where it stands, one that plays the episode from its start with known replies."""
+        known, episode = self.episode.journal, self.episode
+        if known:
+            kept = None if episode.transcript is None else []
+            self.episode = Episode(episode.number, episode.seed, begun=True, transcript=kept)
+        return _Session(self, known)
+
+    async def generate(self, prompt: tuple[int, ...]) -> Generation:
+        """Sample a reply, as soon as the batch has room for it."""
+        while self._full():
+            one = _Held(prompt, asyncio.get_running_loop().create_future())
+            self._held.append(one)
+            self._news.set()
+            await one.go
+        assert self._engine is not None
+        return await self._engine.generate(prompt, self._sampling())
+
+    def record(self, turn: Turn, new: bool) -> None:
+        """Count a turn, and keep it for the batch unless an earlier one had it."""
+        self.episode.turns += not turn.of_memory
+        self.episode.episode_return += turn.reward
+        if new:
+            self._turns.append(turn)
+
+    def cut(self) -> list[Segment]:
         """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
         if self._turns:
-            self._close("cut", await self._next_prompt(), None)
+            self._close("cut", self._held[0].prompt, None)
         segments, self.segments = self.segments, []
         return segments
 
-    async def _turn(self, engine: Engine) -> None:
-        if self.episode.observation is None:
-            await self._begin()
-        episode, observation = self.episode, self.episode.observation
-        assert observation is not None
-
-        async def ask(messages: list[Message]) -> str:
-            turn = await self._consult(engine, observation, messages)
-            self._record(turn)
-            return turn.text
-
-        prompt = await self._prompt(ask)
-        self.tally.shortened_prompts += self._shortened
-        generation = await engine.generate(prompt, self._sampling())
-        text = self.renderer.text(generation.token_ids)
-        action = await self._understand(text)
-        feedback = await self.host.step(action.text)
-        invalid = action.status == "invalid"
-        reward = feedback.reward - invalid * self.config.environment.invalid_penalty
-        shown = self.parser.format(action.thought, action.text) if invalid else text
-        tokens = self.renderer.tokens_from(generation.token_ids, action.start)
-        bare = self.parser.format("", action.text)
-        self._record(Turn(observation, prompt, generation, action, tokens, reward, text, shown, bare))
-        episode.actions.append(action.text)
-        episode.episode_return += reward
-        episode.observation = feedback.observation
-        self._write(observation, text, action, reward)
-        if feedback.terminated:
-            self._end("terminated", (), feedback)
-        elif feedback.truncated or episode.turns == self.config.rollout.max_episode_turns:
-            self._end("truncated", await self._next_prompt(), feedback)
-
-    async def _understand(self, text: str) -> Action:
-        """What a reply means: what the parser cannot read may be a near-miss that the environment knows."""
-        action = self.parser.parse(text)
-        meaning = await self.host.translate(action.said) if action.status == "invalid" else None
-        return replace(action, text=meaning, status="translated") if meaning else action
-
-    async def _begin(self) -> None:
-        number = self.episode.number + 1
-        self.episode = episode = Episode(number, self._seed(number))  # a level that fails is not tried again
-        episode.observation = await self.host.reset(episode.seed)
-        if self._transcripts and (number * self.config.rollout.n_env + self.index) % self._transcripts == 0:
-            episode.transcript = [episode.observation.instructions]
-
-    async def _consult(self, engine: Engine, observation: Observation, messages: list[Message]) -> Turn:
-        """A question of the memory, as a turn of reward 0."""
-        prompt = self.renderer.prompt(messages)
-        generation = await engine.generate(prompt, self._sampling())
-        text = self.renderer.text(generation.token_ids)
-        return Turn(observation, prompt, generation, None, 0, 0.0, text, text, text)
-
-    async def _prompt(self, ask: Ask) -> tuple[int, ...]:
-        """The next prompt; where it is too long, without the oldest turns."""
-        limit = self.config.rollout.max_prompt_tokens
-        past, observation = list(self.episode.past), self.episode.observation
-        assert observation is not None
-        while True:
-            messages = await self.memory.prompt(past, self.episode.turns, observation, ask)
-            prompt = self.renderer.prompt(messages)
-            if len(prompt) <= limit:
-                self._shortened = len(past) < len(self.episode.past)
-                return prompt
-            if not past:
-                raise ValueError(
-                    f"rollout.max_prompt_tokens is {limit}, but the instructions and one observation of "
-                    f"{self.task} alone take {len(prompt)} tokens; raise it"
-                )
-            past = past[1:]
-
-    async def _next_prompt(self) -> tuple[int, ...]:
-        """The next prompt, rendered without sampling: a memory that would ask first has asked it."""
-
-        async def halt(messages: list[Message]) -> str:
-            raise _Asked(messages)
-
-        try:
-            return await self._prompt(halt)
-        except _Asked as asked:
-            return self.renderer.prompt(asked.messages)
+    def _begin(self) -> None:
+        number = self.episode.number + 1  # a level that fails is not tried again
+        kept = self._transcripts and (number * self.config.rollout.n_env + self.index) % self._transcripts == 0
+        self.episode = Episode(number, self._seed(number), begun=True, transcript=[] if kept else None)
 
     def _sampling(self) -> Sampling:
         rollout, episode = self.config.rollout, self.episode
@@ -209,22 +179,17 @@ class Slot:
         seed = derive("sample", episode.seed, episode.sampled)
         return Sampling(rollout.max_reply_tokens, rollout.temperature, rollout.top_p, rollout.top_k, seed)
 
-    def _record(self, turn: Turn) -> None:
-        self._turns.append(turn)
-        past = self.episode.past
-        past.append(turn)
-        if self.memory.span is not None:
-            while past and sum(not turn.of_memory for turn in past) > self.memory.span:
-                past.pop(0)
-
-    def _end(self, end: End, final_prompt: tuple[int, ...], feedback: Feedback) -> None:
+    def _end(self, ending: Ending) -> None:
         episode = self.episode
-        outcome = Outcome(feedback.success, episode.episode_return, episode.turns, episode.seed, feedback.progression)
-        self._close(end, final_prompt, outcome)
+        if not self._turns:
+            raise EpisodeFailure(f"the agent of {self.task} ended an episode without a turn")
+        end = "truncated" if ending.final_prompt_ids else "terminated"
+        outcome = Outcome(ending.success, episode.episode_return, episode.turns, episode.seed, ending.progression)
+        self._close(end, ending.final_prompt_ids, outcome)
         if episode.transcript is not None:
-            won = {True: "success", False: "failure", None: "no verdict"}[feedback.success]
+            won = {True: "success", False: "failure", None: "no verdict"}[ending.success]
             tail = f"== {end}: {won}, return {episode.episode_return:.2f}, {episode.turns} turns\n"
-            text = "\n\n".join([*episode.transcript, feedback.observation.text, tail])
+            text = "\n\n".join([*episode.transcript, tail])
             self.tally.transcripts.append(Transcript(self.index, episode.number, self.task, text))
         self.episode = Episode(episode.number)
 
@@ -233,7 +198,7 @@ class Slot:
         self._failures = 0
         self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
 
-    def _drop(self, failure: EnvironmentFailure) -> None:
+    def _drop(self, failure: EpisodeFailure) -> None:
         self._failures += not isinstance(failure, NeighbourFailure)
         if self._failures >= self.config.environment.max_failures:
             raise ValueError(
@@ -244,47 +209,87 @@ class Slot:
         self.tally.last_failure = str(failure)
         self._turns = []
         self.episode = Episode(self.episode.number)
-        self.host.renew()
-
-    def _write(self, observation: Observation, text: str, action: Action, reward: float) -> None:
-        if self.episode.transcript is not None:
-            verdict = f" ({action.status}: {action.said!r})" if action.status != "valid" else ""
-            head = f"-- turn {self.episode.turns}"
-            self.episode.transcript.append(
-                f"{head}\n{observation.text}\n>> {text}\n=> {action.text}{verdict}  reward {reward:g}"
-            )
 
     def state(self) -> dict[str, Any]:
-        return asdict(self.episode)
+        return asdict(self.episode) | {"agent": self.agent.state() if hasattr(self.agent, "state") else None}
 
     async def restore(self, state: dict[str, Any]) -> bool:
-        """Bring the slot back by playing its episode's actions again; False if it then looks otherwise.
+        """Bring the slot back to where it was; False if its episode cannot be, and a new one begins.
 
-        An environment that is not a function of its seed and actions cannot be brought back: its episode is
-        dropped. What was already collected of it keeps its bootstrap.
+        What was already collected of such an episode keeps its bootstrap.
         """
-        self.episode = episode = TypeAdapter(Episode).validate_python(state)
-        if episode.observation is None:
+        told = dict(state)
+        agent = told.pop("agent")
+        self.episode = TypeAdapter(Episode).validate_python(told)
+        if not hasattr(self.agent, "restore") or await self.agent.restore(agent, self.episode.seed):
             return True
-        try:
-            observation = await self.host.reset(episode.seed)
-            for action in episode.actions:
-                observation = (await self.host.step(action)).observation
-        except EnvironmentFailure:
-            observation = None
-        if observation == episode.observation:
-            return True
-        self.episode = Episode(episode.number)
-        self.host.renew()
+        self.episode = Episode(self.episode.number)
         return False
+
+
+class _Session:
+    """An episode as its agent sees it, on top of the slot."""
+
+    def __init__(self, slot: Slot, known: Sequence[tuple[str, Generation]]):
+        """`known` are the replies that the episode got before it was interrupted: it gets them again."""
+        self._slot = slot
+        self._journals = not hasattr(slot.agent, "state")
+        self._known: dict[str, deque[Generation]] = {}
+        for digest, generation in known:
+            self._known.setdefault(digest, deque()).append(generation)
+        self._left = len(known)
+        self._old: list[Generation] = []  # known replies whose turns an earlier batch had
+
+    @property
+    def seed(self) -> int:
+        return self._slot.episode.seed
+
+    @property
+    def turns(self) -> int:
+        return self._slot.episode.turns
+
+    @property
+    def tally(self) -> Tally:
+        return self._slot.tally
+
+    async def generate(self, prompt_ids: Sequence[int]) -> Generation:
+        prompt = tuple(prompt_ids)
+        if not self._journals:
+            return await self._slot.generate(prompt)
+        digest = _digest(prompt)
+        generation = self._replay(digest) if self._left else await self._slot.generate(prompt)
+        self._slot.episode.journal.append((digest, generation))
+        return generation
+
+    def _replay(self, digest: str) -> Generation:
+        known = self._known.get(digest)
+        if not known:
+            raise EpisodeFailure("the agent asked otherwise than before the interruption; its episode is given up")
+        generation = known.popleft()
+        self._left -= 1
+        self._old.append(generation)
+        self._slot.episode.sampled += 1
+        return generation
+
+    def record(self, turn: Turn) -> None:
+        self._slot.record(turn, new=not any(turn.generation is old for old in self._old))
+
+    def write(self, text: str) -> None:
+        if self._slot.episode.transcript is not None:
+            self._slot.episode.transcript.append(text)
+
+
+def _digest(prompt: Sequence[int]) -> str:
+    return hashlib.blake2b(" ".join(map(str, prompt)).encode(), digest_size=12).hexdigest()
 
 
 class Collector:
     """Plays n_env slots, e_len turns each a batch."""
 
-    def __init__(self, config: Config, renderer: Codec):
+    def __init__(self, config: Config, codec: Codec):
         self.config = config
         self.tally = Tally()
+        self._runner = asyncio.Runner()  # one loop for all batches: an episode waits in it from one to the next
         self._workers = Workers(config.environment, config.rollout.n_env)
         tasks = list(config.environment.tasks)
         self.slots: list[Slot] = []
@@ -292,7 +297,7 @@ class Collector:
             for index in range(config.rollout.n_env):
                 task = tasks[index % len(tasks)]
                 seed = partial(episode_seed, "train", config.seed, task, index)
-                slot = Slot(index, task, config, renderer, self._workers, seed, config.log.transcript_every)
+                slot = Slot(index, task, config, codec, self._workers, seed, config.log.transcript_every)
                 self.slots.append(slot)
         except BaseException:
             self.close()
@@ -300,7 +305,7 @@ class Collector:
 
     def collect(self, engine: Engine) -> list[Segment]:
         """The segments of one batch, slot by slot in time order."""
-        return asyncio.run(self._collect(engine))
+        return self._runner.run(self._collect(engine))
 
     async def _collect(self, engine: Engine) -> list[Segment]:
         self.tally = Tally()
@@ -311,11 +316,12 @@ class Collector:
             await play_all(slot.play(engine, turns) for slot in self.slots)
         else:
             while short := [slot for slot in self.slots if slot.collected < turns]:
-                await play_all(slot.turn(engine) for slot in short)
-        return [segment for slot in self.slots for segment in await slot.cut()]
+                await play_all(slot.play(engine, slot.collected + 1) for slot in short)
+        return [segment for slot in self.slots for segment in slot.cut()]
 
     def close(self) -> None:
-        """Let go of the environments."""
+        """Let go of the episodes under way and of the environments."""
+        self._runner.close()
         self._workers.close()
 
     def state(self) -> list[dict[str, Any]]:
@@ -328,7 +334,7 @@ class Collector:
             done = await asyncio.gather(*(s.restore(one) for s, one in zip(self.slots, state, strict=True)))
             return done.count(False)
 
-        return asyncio.run(restore())
+        return self._runner.run(restore())
 
 
 async def play_all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -93,6 +93,15 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How an agent says that its episode is over."""
+
+    final_prompt_ids: tuple[int, ...]  # what would have been asked next; empty where the task itself is over
+    success: bool | None = None  # None where nobody tells
+    progression: float | None = None  # 0 to 1, how much of the task is done; None where nobody tells
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a whole episode went."""
 

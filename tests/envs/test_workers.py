@@ -20,7 +20,7 @@ from faulty import foretell
 from helpers import Scripted, make_tokenizer, play_config
 
 from turnwise.config import Config
-from turnwise.envs.failures import EnvironmentFailure
+from turnwise.failures import EnvironmentFailure
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.render import Renderer

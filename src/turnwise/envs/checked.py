@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 
 from turnwise.config import EnvironmentConfig, load_object
-from turnwise.envs.failures import EnvironmentFailure
+from turnwise.failures import EnvironmentFailure
 from turnwise.parse import normalise
 from turnwise.types import Feedback, Observation
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.envs.checked import CheckedEnvironment, Offer
-from turnwise.envs.failures import EnvironmentFailure
+from turnwise.failures import EnvironmentFailure
 from turnwise.envs.workers import Workers
 from turnwise.types import Feedback, Observation
 

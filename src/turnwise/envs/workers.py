@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from turnwise.config import EnvironmentConfig
 from turnwise.envs.checked import CheckedEnvironment
-from turnwise.envs.failures import EnvironmentFailure, NeighbourFailure
+from turnwise.failures import EnvironmentFailure, NeighbourFailure
 
 START_S = 60.0  # within which a child process must have begun
 GRACE_S = 2.0  # for environments to close

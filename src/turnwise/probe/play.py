@@ -12,7 +12,7 @@ from turnwise.envs.checked import make_environment
 from turnwise.episodes import Record
 from turnwise.evaluate import evaluate, play_held_out
 from turnwise.memory.window import Window
-from turnwise.players import OTHERS
+from turnwise.players import OTHERS, gym_of
 from turnwise.probe.failures import Group, group_failures
 from turnwise.probe.measure import Lengths, Score, Sheet, lengths, played, pooled, sheet
 from turnwise.probe.translations import InvalidText, invalid_texts
@@ -98,7 +98,7 @@ def probe(plan: Plan, engine: Engine, renderer: Codec, finished: Callable[[], ob
         measured = (_shortened(again), _sheets(_episodes(again), config)) if plan.swept else (None, ())
         memories.append(Memory(turns, prompts, *measured))
     players = {name: invite(config) for name, invite in OTHERS.items()}
-    actions = list(dict.fromkeys(action for slot in slots for action in slot.host.offer.actions))
+    actions = list(dict.fromkeys(action for slot in slots for action in gym_of(slot).host.offer.actions))
     return Probe(
         plan.recipe,
         config.model.path,

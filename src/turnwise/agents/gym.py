@@ -1,0 +1,178 @@
+"""Plays a Gymnasium environment: observation, memory, prompt, generation, action, feedback, turn."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from turnwise.envs.host import Host
+from turnwise.failures import EnvironmentFailure
+from turnwise.protocols import ActionParser, Memory, Session, Setting
+from turnwise.types import Action, Ending, Feedback, Message, Observation, Turn
+
+
+@dataclass
+class Standing:
+    """Where an episode stands: all that must survive a crash."""
+
+    observation: Observation
+    past: list[Turn] = field(default_factory=list)  # what the memory may read
+    actions: list[str] = field(default_factory=list)  # all that were played: they bring the environment back
+
+
+_STANDING = TypeAdapter(Standing)
+
+
+class Gym:
+    """One environment, kept for all episodes of its slot and replaced by a fresh one when it fails."""
+
+    def __init__(self, setting: Setting):
+        config = setting.config
+        self.config = config
+        self.task = setting.task
+        self.codec = setting.codec
+        self.memory: Memory = config.memory.make("memory")
+        cue = config.parser.make("parser").cue
+        self.host = Host(config.environment, self.task, cue, setting.workers)
+        offer = self.host.offer
+        self.parser: ActionParser = config.parser.make("parser", actions=offer.actions, default=offer.default_action)
+        self._standing: Standing | None = None  # None: no episode is under way
+
+    async def run(self, session: Session) -> Ending:
+        """Play an episode to its end, or go on with the one that is under way."""
+        try:
+            if self._standing is None:
+                self._standing = Standing(await self.host.reset(session.seed))
+                session.write(self._standing.observation.instructions)
+            ending = None
+            while ending is None:
+                ending = await self._turn(session, self._standing)
+        except EnvironmentFailure:
+            self._standing = None
+            self.host.renew()
+            raise
+        self._standing = None
+        return ending
+
+    async def _turn(self, session: Session, standing: Standing) -> Ending | None:
+        """Play one turn; the episode's end, if this was its last."""
+        observation = standing.observation
+
+        async def ask(messages: list[Message]) -> str:
+            turn = await self._consult(session, observation, messages)
+            self._record(session, standing, turn)
+            return turn.text
+
+        prompt, shortened = await self._prompt(standing, ask)
+        generation = await session.generate(prompt)
+        session.tally.shortened_prompts += shortened
+        text = self.codec.text(generation.token_ids)
+        action = await self._understand(text)
+        feedback = await self.host.step(action.text)
+        invalid = action.status == "invalid"
+        reward = feedback.reward - invalid * self.config.environment.invalid_penalty
+        shown = self.parser.format(action.thought, action.text) if invalid else text
+        tokens = self.codec.tokens_from(generation.token_ids, action.start)
+        bare = self.parser.format("", action.text)
+        self._record(
+            session, standing, Turn(observation, prompt, generation, action, tokens, reward, text, shown, bare)
+        )
+        standing.actions.append(action.text)
+        standing.observation = feedback.observation
+        _write(session, observation, text, action, reward)
+        return await self._ending(standing, feedback, session)
+
+    async def _ending(self, standing: Standing, feedback: Feedback, session: Session) -> Ending | None:
+        if feedback.terminated:
+            final_prompt = ()
+        elif feedback.truncated or session.turns == self.config.rollout.max_episode_turns:
+            final_prompt = await self._next_prompt(standing)
+        else:
+            return None
+        session.write(feedback.observation.text)
+        return Ending(final_prompt, feedback.success, feedback.progression)
+
+    async def _understand(self, text: str) -> Action:
+        """What a reply means: what the parser cannot read may be a near-miss that the environment knows."""
+        action = self.parser.parse(text)
+        meaning = await self.host.translate(action.said) if action.status == "invalid" else None
+        return replace(action, text=meaning, status="translated") if meaning else action
+
+    async def _consult(self, session: Session, observation: Observation, messages: list[Message]) -> Turn:
+        """A question of the memory, as a turn of reward 0."""
+        prompt = self.codec.prompt(messages)
+        generation = await session.generate(prompt)
+        text = self.codec.text(generation.token_ids)
+        return Turn(observation, prompt, generation, None, 0, 0.0, text, text, text)
+
+    async def _prompt(self, standing: Standing, ask: Any) -> tuple[tuple[int, ...], bool]:
+        """The next prompt; where it is too long, without the oldest turns, and then True."""
+        limit = self.config.rollout.max_prompt_tokens
+        past = list(standing.past)
+        while True:
+            messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask)
+            prompt = self.codec.prompt(messages)
+            if len(prompt) <= limit:
+                return prompt, len(past) < len(standing.past)
+            if not past:
+                raise ValueError(
+                    f"rollout.max_prompt_tokens is {limit}, but the instructions and one observation of "
+                    f"{self.task} alone take {len(prompt)} tokens; raise it"
+                )
+            past = past[1:]
+
+    async def _next_prompt(self, standing: Standing) -> tuple[int, ...]:
+        """The prompt that would follow, never sampled: a memory that would ask first has asked it."""
+
+        async def halt(messages: list[Message]) -> str:
+            raise _Asked(messages)
+
+        try:
+            return (await self._prompt(standing, halt))[0]
+        except _Asked as asked:
+            return self.codec.prompt(asked.messages)
+
+    def _record(self, session: Session, standing: Standing, turn: Turn) -> None:
+        session.record(turn)
+        past = standing.past
+        past.append(turn)
+        if self.memory.span is not None:
+            while past and sum(not turn.of_memory for turn in past) > self.memory.span:
+                past.pop(0)
+
+    def state(self) -> dict[str, Any] | None:
+        return asdict(self._standing) if self._standing else None
+
+    async def restore(self, state: dict[str, Any] | None, seed: int) -> bool:
+        """Bring the episode back by playing its actions again; False if it then looks otherwise.
+
+        An environment that is not a function of its seed and actions cannot be brought back.
+        """
+        if state is None:
+            return True
+        standing = _STANDING.validate_python(state)
+        try:
+            observation = await self.host.reset(seed)
+            for action in standing.actions:
+                observation = (await self.host.step(action)).observation
+        except EnvironmentFailure:
+            observation = None
+        if observation != standing.observation:
+            self.host.renew()
+            return False
+        self._standing = standing
+        return True
+
+
+class _Asked(Exception):
+    """A memory asked the model while only the next prompt was wanted."""
+
+    def __init__(self, messages: list[Message]):
+        self.messages = messages
+
+
+def _write(session: Session, observation: Observation, text: str, action: Action, reward: float) -> None:
+    verdict = f" ({action.status}: {action.said!r})" if action.status != "valid" else ""
+    session.write(
+        f"-- turn {session.turns}\n{observation.text}\n>> {text}\n=> {action.text}{verdict}  reward {reward:g}"
+    )
