@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from turnwise.types import Action, Ending, Generation, Message, Observation, Sampling, Turn
 
@@ -123,12 +123,25 @@ class Session(Protocol):
 class Agent(Protocol):
     """Plays episodes, one after the other; each slot has its own.
 
-    Many play at once in one event loop, and none waits for another. An agent that has `state() -> JSON` and
-    `async restore(state, seed) -> bool` is brought back by them after a crash.
+    Many play at once in one event loop, and none waits for another. After a crash an agent plays its episode again from
+    the start, and is given the replies that it got; one that is `Resumable` needs none of that.
     """
 
     async def run(self, session: Session) -> Ending:
-        """Play an episode to its end."""
+        """Play an episode to its end, or go on with the one that was restored."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """An agent that can say where its episode stands."""
+
+    def state(self) -> Any:
+        """JSON."""
+        ...
+
+    async def restore(self, state: Any, seed: int) -> bool:
+        """Bring the episode of this level back; False if that is impossible, and a new one is to begin."""
         ...
 
 

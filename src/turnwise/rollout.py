@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from turnwise.config import Config
 from turnwise.envs.workers import Workers
 from turnwise.failures import EpisodeFailure, NeighbourFailure
-from turnwise.protocols import Agent, Codec, Engine, Setting
+from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive, episode_seed
 from turnwise.types import End, Ending, Generation, Outcome, Sampling, Segment, Turn
 
@@ -137,7 +137,7 @@ class Slot:
         self._held.clear()
 
     def _session(self) -> "_Session":
-        """For an agent that cannot say where it stands, one that plays the episode from its start with known replies."""
+        """A new one, or for an agent that cannot say where it stands one that knows the replies it got."""
         known, episode = self.episode.journal, self.episode
         if known:
             kept = None if episode.transcript is None else []
@@ -211,7 +211,7 @@ class Slot:
         self.episode = Episode(self.episode.number)
 
     def state(self) -> dict[str, Any]:
-        return asdict(self.episode) | {"agent": self.agent.state() if hasattr(self.agent, "state") else None}
+        return asdict(self.episode) | {"agent": self.agent.state() if isinstance(self.agent, Resumable) else None}
 
     async def restore(self, state: dict[str, Any]) -> bool:
         """Bring the slot back to where it was; False if its episode cannot be, and a new one begins.
@@ -221,7 +221,7 @@ class Slot:
         told = dict(state)
         agent = told.pop("agent")
         self.episode = TypeAdapter(Episode).validate_python(told)
-        if not hasattr(self.agent, "restore") or await self.agent.restore(agent, self.episode.seed):
+        if not isinstance(self.agent, Resumable) or await self.agent.restore(agent, self.episode.seed):
             return True
         self.episode = Episode(self.episode.number)
         return False
@@ -233,7 +233,7 @@ class _Session:
     def __init__(self, slot: Slot, known: Sequence[tuple[str, Generation]]):
         """`known` are the replies that the episode got before it was interrupted: it gets them again."""
         self._slot = slot
-        self._journals = not hasattr(slot.agent, "state")
+        self._journals = not isinstance(slot.agent, Resumable)
         self._known: dict[str, deque[Generation]] = {}
         for digest, generation in known:
             self._known.setdefault(digest, deque()).append(generation)

@@ -7,8 +7,8 @@ from typing import Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.envs.checked import CheckedEnvironment, Offer
-from turnwise.failures import EnvironmentFailure
 from turnwise.envs.workers import Workers
+from turnwise.failures import EnvironmentFailure
 from turnwise.types import Feedback, Observation
 
 

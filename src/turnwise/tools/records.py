@@ -11,6 +11,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as validated
 
 from turnwise.config import nearest
+from turnwise.failures import EpisodeFailure
 from turnwise.toolcalls import ToolCall
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -115,7 +116,7 @@ class ToolError(Exception):
     """A tool's own refusal; the model reads the text."""
 
 
-class ToolFault(RuntimeError):
+class ToolFault(EpisodeFailure):
     """The tool, not the model, is at fault: its author made a mistake, or a service behind it is down.
 
     The model is not shown it, and the episode cannot be learnt from.
