@@ -73,7 +73,7 @@ async def batch(name: str, collector: Collector, engine: Engine) -> tuple[float,
             await slot.play(engine, TURNS)
         else:
             while not slot.segments:  # the first to close holds the whole episode
-                await slot.play_episode(engine)
+                await slot.play_episodes(engine, 1)
         busy.append(time.perf_counter() - start)
 
     await play_all(play(slot) for slot in collector.slots)

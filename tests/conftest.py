@@ -30,3 +30,21 @@ def tiny(tiny_folder: Path):
     from turnwise.models import open_model
 
     return open_model(ModelConfig(path=str(tiny_folder), precision="fp32", device="cpu"))
+
+
+@pytest.fixture(autouse=True)
+def collectors_are_closed(monkeypatch: pytest.MonkeyPatch):
+    """An episode that waits for a batch that never comes is let go before its event loop is."""
+    from turnwise.rollout import Collector
+
+    made: list[Collector] = []
+    begin = Collector.__init__
+
+    def remember(self: Collector, *arguments: object, **keywords: object) -> None:
+        begin(self, *arguments, **keywords)  # type: ignore[arg-type]
+        made.append(self)
+
+    monkeypatch.setattr(Collector, "__init__", remember)
+    yield
+    for collector in made:
+        collector.close()

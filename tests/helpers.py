@@ -207,7 +207,9 @@ class AnyCounter(Counter):
 def play_config(env: str = "helpers:Counter", **tree: Any) -> Config:
     """A configuration of small batches; `environment`, `rollout` and so on are merged into it."""
     environment = {"id": env, "workers": "inline", **tree.pop("environment", {})}
-    rollout = {"n_env": 2, "e_len": 3, "max_prompt_tokens": 4000, "max_reply_tokens": 12, **tree.pop("rollout", {})}
+    rollout = {"n_env": 2, "max_prompt_tokens": 4000, "max_reply_tokens": 12, **tree.pop("rollout", {})}
+    if "episodes" not in rollout:
+        rollout.setdefault("e_len", 3)
     update = {"minibatch": 1, **tree.pop("update", {})}
     return parse_config({"environment": environment, "rollout": rollout, "update": update, **tree})
 

@@ -16,7 +16,7 @@ from helpers import Counter, Scripted, make_tokenizer, play_config
 from turnwise.engines.local import LocalEngine
 from turnwise.render import Renderer
 from turnwise.rollout import Collector
-from turnwise.types import Segment, Turn
+from turnwise.types import Action, Ending, Message, Observation, Segment, Turn
 
 
 @pytest.fixture(scope="module")
@@ -824,3 +824,110 @@ def test_names_in_the_configuration_stand_for_actions_that_are_no_text(renderer)
         rollout={"n_env": 1, "e_len": 3},
     )
     assert [turn.reward for turn in segments[0].turns] == [1.0] * 3
+
+
+# -- whole episodes, and groups
+
+
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_a_batch_may_be_of_whole_episodes(renderer, episodes):
+    tasks = {"short": {"limit": 1}, "long": {"limit": 9}}
+    rollout = {"n_env": 3, "episodes": episodes}
+    first, second = play(renderer, batches=2, environment={"tasks": tasks}, rollout=rollout)
+    for number, segments in enumerate((first, second)):
+        assert [one.slot for one in segments] == [slot for slot in range(3) for _ in range(episodes)]
+        assert [len(one.turns) for one in segments] == [n for n in (1, 9, 1) for _ in range(episodes)]
+        assert {one.end for one in segments} == {"truncated"}
+        assert [one.episode for one in segments] == [*range(number * episodes, (number + 1) * episodes)] * 3
+
+
+def test_the_slots_of_a_group_play_the_same_levels_with_luck_of_their_own(tiny):
+    engine, renderer = local(tiny)
+    tasks = {"one": {"limit": 2}, "other": {"limit": 2}}
+    config = play_config(**ANY, environment={"tasks": tasks}, rollout={"n_env": 6, "episodes": 2, "group": 3})
+    collector = Collector(config, renderer)
+    segments = collector.collect(engine)
+    levels = [[one.turns[0].prompt_ids for one in segments if one.slot == slot] for slot in range(6)]
+    assert levels[0] == levels[1] == levels[2] != levels[3] == levels[4] == levels[5]
+    assert levels[0][0] != levels[0][1]
+    assert [one.task for one in segments] == ["one"] * 6 + ["other"] * 6
+    assert len({tuple(turn.generation.token_ids for turn in one.turns) for one in segments}) == len(segments)
+
+
+# -- agents that play otherwise
+
+
+class Reader:
+    """Asks on, each time about all that was said; a question to itself comes first."""
+
+    def __init__(self, setting: Any, turns: int = 5, shift: bool = False):
+        self.codec, self.turns, self.shift = setting.codec, turns, shift
+        self.runs = 0
+
+    async def run(self, session: Any) -> Ending:
+        self.runs += 1
+        messages: list[Message] = [{"role": "user", "content": f"E{session.seed}.{self.runs * self.shift}"}]
+        for _ in range(self.turns):
+            prompt = self.codec.prompt(messages)
+            reply = await session.generate(prompt)
+            text = self.codec.text(reply.token_ids)
+            session.record(
+                Turn(Observation(""), prompt, reply, Action(text, "valid", text, "", 0), 0, 0.5, *[text] * 3)
+            )
+            session.write(text)
+            messages += [
+                {"role": "assistant", "content": text, "token_ids": reply.token_ids},
+                {"role": "user", "content": "And?"},
+            ]
+        return Ending(self.codec.prompt(messages), True)
+
+
+def reading(**agent: Any) -> Any:
+    agent = {"use": f"{__name__}:Reader", **agent}
+    return play_config(agent=agent, rollout={"n_env": 3, "e_len": 4}, log={"transcript_every": 1})
+
+
+def test_an_agent_of_any_kind_plays_through_batches(tiny):
+    engine, renderer = local(tiny)
+    collector = Collector(reading(), renderer)
+    first, second = collector.collect(engine), collector.collect(engine)
+    assert [(one.episode, one.end, len(one.turns)) for one in first] == [(0, "cut", 4)] * 3
+    assert [(one.episode, one.end, len(one.turns)) for one in second] == [(0, "truncated", 1), (1, "cut", 3)] * 3
+    assert [one.final_prompt_ids for one in first] == [one.turns[0].prompt_ids for one in second[::2]]
+    assert {one.outcome.episode_return for one in second if one.outcome} == {2.5}
+    assert [slot.agent.runs for slot in collector.slots] == [2, 2, 2]  # type: ignore[attr-defined]
+
+
+def test_an_agent_of_any_kind_is_brought_back_by_the_replies_that_it_got(tiny):
+    engine, renderer = local(tiny)
+    steady, collector = Collector(reading(), renderer), Collector(reading(), renderer)
+    for _ in range(4):
+        engine.load({}, 0)
+        expected = steady.collect(engine)
+        saved = json.loads(json.dumps(collector.state()))
+        collector = Collector(reading(), renderer)
+        assert collector.restore(saved) == 0
+        engine.load({}, 0)
+        assert collector.collect(engine) == expected
+        assert collector.tally.transcripts == steady.tally.transcripts
+        assert collector.tally.failures == 0
+
+
+def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer):
+    collector = Collector(reading(shift=True), renderer)
+    engine = Scripted(renderer, ["yes"])
+    collector.collect(engine)
+    saved = json.loads(json.dumps(collector.state()))
+    restored = Collector(reading(shift=True), renderer)
+    for slot in restored.slots:
+        slot.agent.runs = 5  # type: ignore[attr-defined]
+    restored.restore(saved)
+    segments = restored.collect(engine)
+    assert [(one.episode, len(one.turns)) for one in segments] == [(1, 4)] * 3
+    assert (restored.tally.failures, restored.tally.dropped_turns) == (3, 0)
+    assert "asked otherwise" in restored.tally.last_failure
+
+
+def test_an_episode_without_a_turn_is_a_failure(renderer):
+    with pytest.raises(ValueError, match=r"ended an episode without a turn.*in a row"):
+        Collector(reading(turns=0), renderer).collect(Scripted(renderer))

@@ -116,6 +116,8 @@ class EnvironmentConfig(_Strict):
 class RolloutConfig(_Strict):
     n_env: PositiveInt = 32  # environments that live side by side
     e_len: PositiveInt = 8  # turns of each in a batch
+    episodes: PositiveInt | None = None  # so many whole episodes of each in a batch instead, however long they are
+    group: PositiveInt = 1  # so many neighbours play the same levels, to be compared with one another
     mode: Literal["async", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
@@ -123,6 +125,21 @@ class RolloutConfig(_Strict):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)  # 0: off
+
+    @model_validator(mode="after")
+    def _episodes_stand_alone(self) -> RolloutConfig:
+        if self.episodes is not None:
+            for key in {"e_len", "mode"} & self.model_fields_set:
+                raise ValueError(
+                    f"rollout.{key}={getattr(self, key)} does nothing while rollout.episodes is {self.episodes}; "
+                    "leave one of them out"
+                )
+        if self.n_env % self.group:
+            raise ValueError(
+                f"rollout.n_env={self.n_env} slots cannot be shared out to groups of rollout.group={self.group}; "
+                "make it a multiple"
+            )
+        return self
 
 
 class KLConfig(_Strict):
@@ -209,21 +226,23 @@ class Config(_Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        turns = self.rollout.n_env * self.rollout.e_len
-        if self.update.minibatch > turns:
+        rollout = self.rollout
+        turns = rollout.n_env * rollout.e_len
+        if rollout.episodes is None and self.update.minibatch > turns:
             raise ValueError(
                 f"update.minibatch is {self.update.minibatch}, larger than the batch of {turns} turns "
                 f"(rollout.n_env x rollout.e_len); make it {turns} or less"
             )
-        if turns % self.update.minibatch:
+        if rollout.episodes is None and turns % self.update.minibatch:
             raise ValueError(
                 f"update.minibatch={self.update.minibatch} does not divide the batch of {turns} turns "
                 "(rollout.n_env x rollout.e_len) evenly"
             )
-        if len(self.environment.tasks) > self.rollout.n_env:
+        if len(self.environment.tasks) > rollout.n_env // rollout.group:
+            groups = f" in groups of rollout.group={rollout.group}" if rollout.group > 1 else ""
             raise ValueError(
-                f"rollout.n_env={self.rollout.n_env} slots cannot hold {len(self.environment.tasks)} tasks; "
-                "a slot plays one task"
+                f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.environment.tasks)} tasks; "
+                f"a {'group' if groups else 'slot'} plays one task"
             )
         self.memory.make("memory")
         self.advantage.make("advantage")

@@ -72,7 +72,7 @@ def _play(
 
     async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
         for _ in range(lane.quota):
-            await slot.play_episode(engine)
+            await slot.play_episodes(engine, 1)
             finished(lane, slot)
 
     with closing(Workers(config.environment, len(lanes))) as workers:

@@ -2,6 +2,7 @@
 
 A batch takes the same number of turns from every slot, wherever their episodes stand. Whoever asks for a reply when
 the batch is full waits, and the next batch goes on from there: the prompt that waits is the one to bootstrap from.
+Or a batch takes the same number of whole episodes from every slot, and ends with the longest of them.
 """
 
 import asyncio
@@ -77,8 +78,12 @@ class Slot:
         workers: Workers,
         seed: Callable[[int], int],
         transcripts: int = 0,
+        luck: tuple[int, ...] = (),
     ):
-        """`seed` gives the seed of the slot's n-th episode; every so many `transcripts` are kept (0: none)."""
+        """`seed` gives the seed of the slot's n-th episode; every so many `transcripts` are kept (0: none).
+
+        Slots that play the same levels differ by their `luck`.
+        """
         self.index = index
         self.task = task
         self.config = config
@@ -88,6 +93,7 @@ class Slot:
         self.segments: list[Segment] = []
         self._seed = seed
         self._transcripts = transcripts
+        self._luck = luck
         self._turns: list[Turn] = []  # of the open segment
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
@@ -105,10 +111,10 @@ class Slot:
         """Go on until the batch has so many turns of this slot."""
         await self._play(engine, lambda: self.collected >= turns)
 
-    async def play_episode(self, engine: Engine) -> None:
-        """Go on until an episode has ended."""
-        ended = len(self.segments)
-        await self._play(engine, lambda: len(self.segments) > ended)
+    async def play_episodes(self, engine: Engine, episodes: int) -> None:
+        """Go on until so many more episodes have ended."""
+        enough = len(self.segments) + episodes
+        await self._play(engine, lambda: len(self.segments) >= enough)
 
     async def _play(self, engine: Engine, full: Callable[[], bool]) -> None:
         self._engine, self._full = engine, full
@@ -176,7 +182,7 @@ class Slot:
     def _sampling(self) -> Sampling:
         rollout, episode = self.config.rollout, self.episode
         episode.sampled += 1
-        seed = derive("sample", episode.seed, episode.sampled)
+        seed = derive("sample", episode.seed, *self._luck, episode.sampled)
         return Sampling(rollout.max_reply_tokens, rollout.temperature, rollout.top_p, rollout.top_k, seed)
 
     def _end(self, ending: Ending) -> None:
@@ -284,20 +290,22 @@ def _digest(prompt: Sequence[int]) -> str:
 
 
 class Collector:
-    """Plays n_env slots, e_len turns each a batch."""
+    """Plays n_env slots, e_len turns or some whole episodes of each a batch."""
 
     def __init__(self, config: Config, codec: Codec):
         self.config = config
         self.tally = Tally()
         self._runner = asyncio.Runner()  # one loop for all batches: an episode waits in it from one to the next
         self._workers = Workers(config.environment, config.rollout.n_env)
-        tasks = list(config.environment.tasks)
+        tasks, size = list(config.environment.tasks), config.rollout.group
         self.slots: list[Slot] = []
         try:
             for index in range(config.rollout.n_env):
-                task = tasks[index % len(tasks)]
-                seed = partial(episode_seed, "train", config.seed, task, index)
-                slot = Slot(index, task, config, codec, self._workers, seed, config.log.transcript_every)
+                group, member = divmod(index, size)
+                task = tasks[group % len(tasks)]
+                seed = partial(episode_seed, "train", config.seed, task, group)
+                luck = (member,) if size > 1 else ()
+                slot = Slot(index, task, config, codec, self._workers, seed, config.log.transcript_every, luck)
                 self.slots.append(slot)
         except BaseException:
             self.close()
@@ -311,8 +319,10 @@ class Collector:
         self.tally = Tally()
         for slot in self.slots:
             slot.tally = self.tally
-        turns = self.config.rollout.e_len
-        if self.config.rollout.mode == "async":
+        rollout, turns = self.config.rollout, self.config.rollout.e_len
+        if rollout.episodes is not None:
+            await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
+        elif rollout.mode == "async":
             await play_all(slot.play(engine, turns) for slot in self.slots)
         else:
             while short := [slot for slot in self.slots if slot.collected < turns]:
