@@ -24,7 +24,11 @@ COMPONENTS = {
         "full": "turnwise.memory.full:Full",
         "note": "turnwise.memory.note:Note",
     },
-    "agent": {"gym": "turnwise.agents.gym:Gym"},
+    "agent": {
+        "gym": "turnwise.agents.gym:Gym",
+        "single_turn": "turnwise.agents.single_turn:SingleTurn",
+        "tool": "turnwise.agents.tool:ToolAgent",
+    },
     "parser": {"think_act": "turnwise.parse:ThinkAct"},
     "advantage": {
         "dual_gae": "turnwise.advantages.gae:DualGAE",
@@ -206,6 +210,7 @@ class Config(_Strict):
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     agent: Component = Component(use="gym")
+    agents: dict[str, Component] = {}  # others, by the names that samples call them
     memory: Component = Component(use="window")
     parser: Component = Component(use="think_act")
     advantage: Component = Component(use="dual_gae")

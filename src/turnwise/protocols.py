@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from turnwise.batch import Streams
     from turnwise.config import Config
-    from turnwise.envs.workers import Workers
+    from turnwise.agents.shared import Shared
     from turnwise.rollout import Tally
 
 Ask = Callable[[list[Message]], Awaitable[str]]
@@ -64,6 +64,18 @@ class Codec(Protocol):
 
     def text(self, token_ids: Sequence[int]) -> str: ...
 
+    def encode(self, text: str) -> Sequence[int]:
+        """The ids of a piece of text by itself."""
+        ...
+
+    def markup(self, texts: Sequence[str]) -> Mapping[int, str]:
+        """Those of the texts that are one special token each, by their ids."""
+        ...
+
+    def ends_with(self, token_ids: Sequence[int], text: str) -> bool:
+        """Whether the ids spell the text at their end, white space aside; special tokens count as spelt."""
+        ...
+
     def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
         """How many of the last ids spell the text from character `start` on."""
         ...
@@ -86,15 +98,25 @@ class Setting:
     config: Config
     task: str
     codec: Codec
-    workers: Workers
+    shared: Shared
 
 
 class Session(Protocol):
     """One episode as its agent sees it."""
 
     @property
+    def name(self) -> str:
+        """Task, slot and episode."""
+        ...
+
+    @property
     def seed(self) -> int:
         """Of the level."""
+        ...
+
+    @property
+    def sample(self) -> Sample | None:
+        """What is asked; None where an environment makes the level of the seed."""
         ...
 
     @property
@@ -113,6 +135,14 @@ class Session(Protocol):
 
     def record(self, turn: Turn) -> None:
         """Keep a turn; a later one goes on in time from it."""
+        ...
+
+    def reward(self, amount: float) -> None:
+        """Add to what the newest turn has earned."""
+        ...
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        """Add to a figure of the episode; the mean over episodes is logged."""
         ...
 
     def write(self, text: str) -> None:

@@ -9,18 +9,20 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from turnwise.agents import Agents
+from turnwise.agents.shared import Shared
 from turnwise.config import Config
-from turnwise.envs.workers import Workers
+from turnwise.data import drawn
 from turnwise.failures import EpisodeFailure, NeighbourFailure
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive, episode_seed
-from turnwise.types import End, Ending, Generation, Outcome, Sampling, Segment, Turn
+from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Episode:
     turns: int = 0  # those not counted that a memory asked for
     sampled: int = 0  # replies so far, those to a memory included
     episode_return: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)  # what its agent counts
     transcript: list[str] | None = None  # None: this episode is not kept
     journal: list[tuple[str, Generation]] = field(default_factory=list)  # replies, each with its prompt's digest
 
@@ -75,23 +78,23 @@ class Slot:
         task: str,
         config: Config,
         codec: Codec,
-        workers: Workers,
-        seed: Callable[[int], int],
+        shared: Shared,
+        levels: Callable[[int], Level],
         transcripts: int = 0,
         luck: tuple[int, ...] = (),
     ):
-        """`seed` gives the seed of the slot's n-th episode; every so many `transcripts` are kept (0: none).
+        """`levels` gives the level of the slot's n-th episode; every so many `transcripts` are kept (0: none).
 
         Slots that play the same levels differ by their `luck`.
         """
         self.index = index
         self.task = task
         self.config = config
-        self.agent: Agent = config.agent.make("agent", setting=Setting(config, task, codec, workers))
+        self.agents = Agents(Setting(config, task, codec, shared))
         self.episode = Episode()
         self.tally = Tally()
         self.segments: list[Segment] = []
-        self._seed = seed
+        self._levels = levels
         self._transcripts = transcripts
         self._luck = luck
         self._turns: list[Turn] = []  # of the open segment
@@ -101,6 +104,21 @@ class Slot:
         self._news = asyncio.Event()  # the episode ended, or waits
         self._engine: Engine | None = None
         self._full: Callable[[], bool] = lambda: True
+
+    @property
+    def name(self) -> str:
+        """Of the episode under way."""
+        return f"{self.task}/{self.index}/{self.episode.number}"
+
+    @property
+    def sample(self) -> Sample | None:
+        """What the episode under way is asked."""
+        return self._levels(self.episode.number).sample
+
+    @property
+    def agent(self) -> Agent:
+        """Who plays the episode under way."""
+        return self.agents.of(self.sample if self.episode.begun else None)
 
     @property
     def collected(self) -> int:
@@ -160,12 +178,13 @@ class Slot:
         assert self._engine is not None
         return await self._engine.generate(prompt, self._sampling())
 
-    def record(self, turn: Turn, new: bool) -> None:
-        """Count a turn, and keep it for the batch unless an earlier one had it."""
-        self.episode.turns += not turn.of_memory
-        self.episode.episode_return += turn.reward
-        if new:
-            self._turns.append(turn)
+    def record(self, turn: Turn) -> None:
+        self._turns.append(turn)
+
+    def reward(self, amount: float) -> None:
+        """Add to what the newest turn has earned."""
+        *before, last = self._turns
+        self._turns = [*before, replace(last, reward=last.reward + amount)]
 
     def cut(self) -> list[Segment]:
         """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
@@ -177,7 +196,7 @@ class Slot:
     def _begin(self) -> None:
         number = self.episode.number + 1  # a level that fails is not tried again
         kept = self._transcripts and (number * self.config.rollout.n_env + self.index) % self._transcripts == 0
-        self.episode = Episode(number, self._seed(number), begun=True, transcript=[] if kept else None)
+        self.episode = Episode(number, self._levels(number).seed, begun=True, transcript=[] if kept else None)
 
     def _sampling(self) -> Sampling:
         rollout, episode = self.config.rollout, self.episode
@@ -190,7 +209,9 @@ class Slot:
         if not self._turns:
             raise EpisodeFailure(f"the agent of {self.task} ended an episode without a turn")
         end = "truncated" if ending.final_prompt_ids else "terminated"
-        outcome = Outcome(ending.success, episode.episode_return, episode.turns, episode.seed, ending.progression)
+        outcome = Outcome(
+            ending.success, episode.episode_return, episode.turns, episode.seed, ending.progression, episode.figures
+        )
         self._close(end, ending.final_prompt_ids, outcome)
         if episode.transcript is not None:
             won = {True: "success", False: "failure", None: "no verdict"}[ending.success]
@@ -245,10 +266,19 @@ class _Session:
             self._known.setdefault(digest, deque()).append(generation)
         self._left = len(known)
         self._old: list[Generation] = []  # known replies whose turns an earlier batch had
+        self._newest_is_old = False
+
+    @property
+    def name(self) -> str:
+        return self._slot.name
 
     @property
     def seed(self) -> int:
         return self._slot.episode.seed
+
+    @property
+    def sample(self) -> Sample | None:
+        return self._slot.sample
 
     @property
     def turns(self) -> int:
@@ -278,7 +308,21 @@ class _Session:
         return generation
 
     def record(self, turn: Turn) -> None:
-        self._slot.record(turn, new=not any(turn.generation is old for old in self._old))
+        episode = self._slot.episode
+        episode.turns += not turn.of_memory
+        episode.episode_return += turn.reward
+        self._newest_is_old = any(turn.generation is old for old in self._old)
+        if not self._newest_is_old:
+            self._slot.record(turn)
+
+    def reward(self, amount: float) -> None:
+        self._slot.episode.episode_return += amount
+        if amount and not self._newest_is_old:
+            self._slot.reward(amount)
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        figures = self._slot.episode.figures
+        figures[name] = figures.get(name, 0.0) + amount
 
     def write(self, text: str) -> None:
         if self._slot.episode.transcript is not None:
@@ -296,20 +340,29 @@ class Collector:
         self.config = config
         self.tally = Tally()
         self._runner = asyncio.Runner()  # one loop for all batches: an episode waits in it from one to the next
-        self._workers = Workers(config.environment, config.rollout.n_env)
-        tasks, size = list(config.environment.tasks), config.rollout.group
+        self._shared = Shared(config, config.rollout.n_env)
+        tasks, size = config.tasks, config.rollout.group
         self.slots: list[Slot] = []
         try:
             for index in range(config.rollout.n_env):
                 group, member = divmod(index, size)
                 task = tasks[group % len(tasks)]
-                seed = partial(episode_seed, "train", config.seed, task, group)
+                levels = partial(self._level, task, group)
                 luck = (member,) if size > 1 else ()
-                slot = Slot(index, task, config, codec, self._workers, seed, config.log.transcript_every, luck)
+                slot = Slot(index, task, config, codec, self._shared, levels, config.log.transcript_every, luck)
                 self.slots.append(slot)
         except BaseException:
             self.close()
             raise
+
+    def _level(self, task: str, group: int, number: int) -> Level:
+        """Of the n-th episode of a group; all groups together draw the samples of a data set without replacement."""
+        seed = episode_seed("train", self.config.seed, task, group, number)
+        if self.config.data is None:
+            return Level(seed)
+        samples = self._shared.data.train
+        groups = self.config.rollout.n_env // self.config.rollout.group
+        return Level(seed, samples[drawn(self.config.seed, len(samples), number * groups + group)])
 
     def collect(self, engine: Engine) -> list[Segment]:
         """The segments of one batch, slot by slot in time order."""
@@ -332,7 +385,7 @@ class Collector:
     def close(self) -> None:
         """Let go of the episodes under way and of the environments."""
         self._runner.close()
-        self._workers.close()
+        self._shared.close()
 
     def state(self) -> list[dict[str, Any]]:
         return [slot.state() for slot in self.slots]

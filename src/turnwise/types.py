@@ -26,6 +26,14 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """What an episode is about."""
+
+    seed: int
+    sample: Sample | None = None  # None: an environment makes it of the seed
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample one reply. The same seed, prompt and weights give the same reply in any batch."""
 
@@ -110,6 +118,7 @@ class Outcome:
     turns: int  # turns in the environment
     seed: int  # of the level
     progression: float | None  # 0 to 1, how much of the task was done; None where the environment does not tell
+    figures: Mapping[str, float] = field(default_factory=dict)  # whatever else its agent counted
 
 
 End = Literal["terminated", "truncated", "cut"]

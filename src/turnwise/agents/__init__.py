@@ -1,1 +1,36 @@
 """How an episode is played, one way a file."""
+
+from turnwise.config import COMPONENTS, Component, nearest
+from turnwise.protocols import Agent, Setting
+from turnwise.types import Sample
+
+# As data sets made for verl call them.
+_ALIASES = {"tool_agent": "tool", "single_turn_agent": "single_turn"}
+
+
+class Agents:
+    """The agents of one slot, each made when a sample first names it; the recipe's own plays what names none."""
+
+    def __init__(self, setting: Setting):
+        self._setting = setting
+        self._made: dict[str, Agent] = {}
+        self.of(None)  # a mistake in the recipe is told before anything is played
+
+    def of(self, sample: Sample | None) -> Agent:
+        """Who plays this sample; without one, the recipe's own agent."""
+        name = sample.agent if sample else ""
+        if name not in self._made:
+            self._made[name] = self._component(name).make("agent", setting=self._setting)
+        return self._made[name]
+
+    def _component(self, name: str) -> Component:
+        config = self._setting.config
+        use = _ALIASES.get(name, name)
+        if use in ("", config.agent.use):
+            return config.agent
+        if name in config.agents:
+            return config.agents[name]
+        known = [*config.agents, *COMPONENTS["agent"]]
+        if use not in known and ":" not in use:
+            raise ValueError(f"a sample names the agent {name!r}{nearest(name, known)}; or describe it in agents.{name}")
+        return Component(use=use)

@@ -33,7 +33,7 @@ class Gym:
         self.codec = setting.codec
         self.memory: Memory = config.memory.make("memory")
         cue = config.parser.make("parser").cue
-        self.host = Host(config.environment, self.task, cue, setting.workers)
+        self.host = Host(config.environment, self.task, cue, setting.shared.workers)
         offer = self.host.offer
         self.parser: ActionParser = config.parser.make("parser", actions=offer.actions, default=offer.default_action)
         self._standing: Standing | None = None  # None: no episode is under way

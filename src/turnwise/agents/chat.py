@@ -1,0 +1,142 @@
+"""A conversation with the model, each reply of which is a turn."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.failures import EpisodeFailure
+from turnwise.protocols import Codec, Session
+from turnwise.toolcalls import ParsedReply, ToolCall, ToolFormat, decode_reply
+from turnwise.tools import Shorten
+from turnwise.tools.shorten import MARK
+from turnwise.types import Action, Generation, Message, MessageCall, Observation, Sample, Turn
+
+_THINK = "<think>"
+
+
+def sample_of(session: Session) -> Sample:
+    if session.sample is None:
+        raise ValueError("the agent answers the prompts of a data set, and there is none; name one in data.train")
+    return session.sample
+
+
+class Chat:
+    """Messages so far; what the model says is added to them, with the ids that it sampled."""
+
+    def __init__(
+        self,
+        session: Session,
+        codec: Codec,
+        messages: Sequence[Message],
+        limit: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
+        tool_format: ToolFormat | None = None,
+    ):
+        """`limit` is that of a prompt, in tokens. `tools` are shown to the model in OpenAI's form; `parameters` maps
+        their names to JSON Schemas, by which calls in the given format are read.
+        """
+        self.messages = list(messages)
+        self.prompt = codec.prompt(messages, tools)
+        if len(self.prompt) > limit:
+            raise EpisodeFailure(
+                f"rollout.max_prompt_tokens is {limit}, but the prompt of {session.name} takes {len(self.prompt)} "
+                "tokens; raise it, or leave the sample out"
+            )
+        self._session = session
+        self._codec = codec
+        self._limit = limit
+        self._tools = tools
+        self._parameters = parameters
+        self._format = tool_format
+        self._markup = codec.markup(tool_format.markup) if tool_format else {}
+        self._replies: list[str] = []
+        self._seen = 0  # messages that earlier turns have shown
+
+    @property
+    def text(self) -> str:
+        """All that was sampled, and nothing that was shown."""
+        return "\n".join(self._replies)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the next prompt is within the limit."""
+        return len(self.prompt) <= self._limit
+
+    async def reply(self) -> ParsedReply:
+        """Ask the model, and record the turn; what it earns is told to the session afterwards."""
+        observation = Observation("\n".join(message["content"] for message in self.messages[self._seen :]))
+        generation = await self._session.generate(self.prompt)
+        text = self._codec.text(generation.token_ids)
+        parsed = self._read(generation, text)
+        action = _action(text, parsed)
+        tokens = self._codec.tokens_from(generation.token_ids, action.start)
+        self._session.record(Turn(observation, self.prompt, generation, action, tokens, 0.0, text, text, text))
+        self._session.write(f"{observation.text}\n>> {text}")
+        self._replies.append(text)
+        self._seen = len(self.messages) + 1
+        self._extend(self._message(text, generation, parsed))
+        return parsed
+
+    def say(self, text: str) -> None:
+        """Add what a user says."""
+        self._extend({"role": "user", "content": text})
+
+    def answer(self, calls: Sequence[ToolCall], answers: Sequence[str]) -> None:
+        """Add what tools answered to the calls of the newest reply, cut where the next prompt would be too long."""
+        before = self.messages
+        self._extend(*self._answers(calls, answers))
+        if not self.fits:
+            self.messages = before
+            self._extend(*self._answers(calls, [MARK] * len(answers)))
+            room = max(0, self._limit - len(self.prompt)) // len(answers)
+            cut = Shorten(room, "middle", self._codec.encode, self._codec.text)
+            self.messages = before
+            self._extend(*self._answers(calls, [cut(answer) for answer in answers]))
+
+    def _extend(self, *messages: Message) -> None:
+        self.messages = [*self.messages, *messages]
+        self.prompt = self._codec.prompt(self.messages, self._tools)
+
+    def _answers(self, calls: Sequence[ToolCall], answers: Sequence[str]) -> list[Message]:
+        return [
+            {"role": "tool", "content": answer, "tool_call_id": self._call_id(place), "name": call.name}
+            for place, (call, answer) in enumerate(zip(calls, answers, strict=True))
+        ]
+
+    def _read(self, generation: Generation, text: str) -> ParsedReply:
+        if self._format is None:
+            return ParsedReply(text, "", True, ())
+        reply = decode_reply(
+            generation.token_ids,
+            self._markup,
+            self._codec.text,
+            stopped=generation.finish_reason == "stop",
+            thinking=self._codec.ends_with(self.prompt, _THINK),
+        )
+        return self._format.parse(reply, self._parameters)
+
+    def _message(self, text: str, generation: Generation, parsed: ParsedReply) -> Message:
+        """The reply as templates and scorers read it."""
+        message: Message = {"role": "assistant", "content": text, "token_ids": generation.token_ids}
+        if parsed.calls or parsed.reasoning:
+            message["content"] = parsed.content
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.calls:
+            message["tool_calls"] = [self._call(place, call) for place, call in enumerate(parsed.calls)]
+        return message
+
+    def _call(self, place: int, call: ToolCall) -> MessageCall:
+        function: Any = {"name": call.name, "arguments": dict(call.arguments)}
+        return {"id": self._call_id(place), "type": "function", "function": function}
+
+    def _call_id(self, place: int) -> str:
+        return f"call_{len(self._replies)}_{place}"
+
+
+def _action(text: str, parsed: ParsedReply) -> Action:
+    """What follows the reasoning is the action: the answer, or the calls."""
+    start = text.find(parsed.reasoning) + len(parsed.reasoning) if parsed.reasoning else 0
+    broken = any(call.status != "ok" for call in parsed.calls)
+    said = text[start:].strip()
+    return Action(said, "invalid" if broken else "valid", said, parsed.reasoning, start)

@@ -1,0 +1,28 @@
+"""Ends an episode on a sample with what the recipe's reward function says of it."""
+
+from functools import partial
+
+from turnwise.agents.chat import Chat
+from turnwise.protocols import Session, Setting
+from turnwise.rewards import Reward
+from turnwise.types import Ending, Sample
+
+
+class Judge:
+    """Without a reward function an episode earns what tools and simulated users gave, and nobody tells of success."""
+
+    def __init__(self, setting: Setting):
+        config = setting.config.reward
+        self._reward = setting.shared.once("reward", partial(Reward, config)) if config else None
+
+    async def __call__(
+        self, session: Session, sample: Sample, chat: Chat, final_prompt: tuple[int, ...] = ()
+    ) -> Ending:
+        """`final_prompt` is what would have been asked next, where a limit stopped the episode."""
+        if self._reward is None:
+            return Ending(final_prompt)
+        score = await self._reward.score(sample, chat.messages, chat.text)
+        session.reward(score.value)
+        for name, value in score.metrics.items():
+            session.count(f"reward/{name}", value)
+        return Ending(final_prompt, success=score.value >= 1)

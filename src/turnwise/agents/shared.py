@@ -1,0 +1,41 @@
+"""What all slots of a run use together: workers for environments, tools, scorers, data."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from turnwise.config import Config
+from turnwise.data import Data, load_data
+from turnwise.envs.workers import Workers
+
+T = TypeVar("T")
+
+
+class Shared:
+    """Made once a run, closed at its end."""
+
+    def __init__(self, config: Config, environments: int):
+        """`environments`: how many there may be at once."""
+        self._config = config
+        self.workers = Workers(config.environment, environments)
+        self._made: dict[str, Any] = {}
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What was made under this name, or what is made now."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @property
+    def data(self) -> Data:
+        """The samples that the recipe names."""
+        assert self._config.data is not None
+        return self.once("data", partial(load_data, self._config.data))
+
+    def close(self) -> None:
+        """Let go of everything, the newest first."""
+        while self._made:
+            _, thing = self._made.popitem()
+            if hasattr(thing, "close"):
+                thing.close()
+        self.workers.close()

@@ -1,0 +1,19 @@
+"""Answers the prompt of a sample once."""
+
+from turnwise.agents.chat import Chat, sample_of
+from turnwise.agents.judge import Judge
+from turnwise.protocols import Session, Setting
+from turnwise.types import Ending
+
+
+class SingleTurn:
+    def __init__(self, setting: Setting):
+        self._codec = setting.codec
+        self._limit = setting.config.rollout.max_prompt_tokens
+        self._judge = Judge(setting)
+
+    async def run(self, session: Session) -> Ending:
+        sample = sample_of(session)
+        chat = Chat(session, self._codec, sample.prompt, self._limit)
+        await chat.reply()
+        return await self._judge(session, sample, chat)
