@@ -19,7 +19,8 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "seeds", "protocols", "parse", "memory", "config", "toolcalls", "tools", "envs", "render", "rollout"),
+    *("types", "seeds", "protocols", "parse", "memory", "config", "optional", "calling", "hosted", "rewards", "data"),
+    *("toolcalls", "tools", "interactions", "envs", "render", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -27,8 +28,8 @@ ORDER = [
 TORCH_FREE = [
     name
     for name in FILES
-    if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config")
-    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools")
+    if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config", "optional", "calling", "hosted")
+    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions")
 ]
 
 
@@ -106,7 +107,7 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"batch", "advantages.gae"}) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
-        *((name, {"config", "toolcalls", *siblings("tools")}) for name in sorted(siblings("tools"))),
+        *((name, {"config", "calling", "toolcalls", *siblings("tools")}) for name in sorted(siblings("tools"))),
         ("tools.sandbox", set()),
     ],
 )

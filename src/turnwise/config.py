@@ -306,6 +306,11 @@ def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingP
         raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}") from error
 
 
+def with_colon(dotted: str) -> str:
+    """`package.module.Class`, as other frameworks write it, as `package.module:Class`."""
+    return dotted if ":" in dotted else ":".join(dotted.rsplit(".", 1))
+
+
 def nearest(word: str, known: Any) -> str:
     """What may have been meant, as the tail of a sentence."""
     close = difflib.get_close_matches(word, list(known), n=1)
