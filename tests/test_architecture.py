@@ -79,6 +79,11 @@ def siblings(folder: str) -> set[str]:
     return {name for name in FILES if name.split(".")[0] == folder}
 
 
+def plain_tools() -> list[str]:
+    """The one that scores answers knows the scorer."""
+    return sorted(siblings("tools") - {"tools.gsm8k"})
+
+
 @pytest.mark.parametrize("name", TORCH_FREE)
 def test_left_of_the_batch_nothing_imports_torch(name):
     assert not {one for one in imports(name) if one.split(".")[0] == "torch"}
@@ -86,7 +91,7 @@ def test_left_of_the_batch_nothing_imports_torch(name):
 
 def test_records_environments_and_memories_run_without_torch():
     light = ["types", "protocols", "parse", "seeds", "config", "envs.host", "envs.babyai"]
-    light += ["memory.window", "memory.full", "memory.note", "toolcalls", "tools"]
+    light += ["memory.window", "memory.full", "memory.note", "toolcalls", "tools", "rewards", "data", "interactions"]
     code = f"import sys, {', '.join(f'turnwise.{name}' for name in light)}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"
@@ -107,8 +112,21 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"batch", "advantages.gae"}) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
-        *((name, {"config", "calling", "toolcalls", *siblings("tools")}) for name in sorted(siblings("tools"))),
+        *((name, {"config", "calling", "toolcalls", *siblings("tools")}) for name in plain_tools()),
+        ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
+        ("optional", set()),
+        ("calling", set()),
+        ("hosted", {"types"}),
+        *((name, {"types", "config", "calling", *siblings("rewards")}) for name in sorted(siblings("rewards"))),
+        *(
+            (name, {"types", "seeds", "config", "optional", "rewards.numbers", *siblings("data")})
+            for name in sorted(siblings("data"))
+        ),
+        *(
+            (name, {"types", "seeds", "config", "calling", "hosted", "rewards.gsm8k", *siblings("interactions")})
+            for name in sorted(siblings("interactions"))
+        ),
     ],
 )
 def test_a_module_imports_no_more_of_ours_than_it_needs(name, allowed):
@@ -122,7 +140,7 @@ def test_imports_point_one_way(name):
 
 
 def test_no_plugin_knows_another_kind_of_plugin():
-    kinds = ("memory", "tools", "envs", "engines", "advantages", "trackers")
+    kinds = ("memory", "tools", "interactions", "envs", "engines", "advantages", "trackers")
     strangers = {
         (name, other)
         for name in FILES
