@@ -19,21 +19,8 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *(
-        "types",
-        "failures",
-        "seeds",
-        "protocols",
-        "parse",
-        "memory",
-        "config",
-        "toolcalls",
-        "tools",
-        "envs",
-        "render",
-        "agents",
-        "rollout",
-    ),
+    *("types", "failures", "seeds", "protocols", "parse", "memory", "config", "optional", "calling", "hosted"),
+    *("rewards", "data", "toolcalls", "tools", "interactions", "envs", "render", "agents", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -41,8 +28,9 @@ ORDER = [
 TORCH_FREE = [
     name
     for name in FILES
-    if name in ("types", "protocols", "parse", "seeds", "failures", "render", "rollout", "config")
-    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "agents")
+    if name in ("types", "protocols", "parse", "seeds", "failures", "render", "rollout", "config", "optional", "calling")
+    or name == "hosted"
+    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
 ]
 
 
@@ -92,6 +80,11 @@ def siblings(folder: str) -> set[str]:
     return {name for name in FILES if name.split(".")[0] == folder}
 
 
+def plain_tools() -> list[str]:
+    """The one that scores answers knows the scorer."""
+    return sorted(siblings("tools") - {"tools.gsm8k"})
+
+
 @pytest.mark.parametrize("name", TORCH_FREE)
 def test_left_of_the_batch_nothing_imports_torch(name):
     assert not {one for one in imports(name) if one.split(".")[0] == "torch"}
@@ -99,7 +92,7 @@ def test_left_of_the_batch_nothing_imports_torch(name):
 
 def test_records_environments_and_memories_run_without_torch():
     light = ["types", "protocols", "parse", "seeds", "config", "envs.host", "envs.babyai"]
-    light += ["memory.window", "memory.full", "memory.note", "toolcalls", "tools"]
+    light += ["memory.window", "memory.full", "memory.note", "toolcalls", "tools", "rewards", "data", "interactions"]
     code = f"import sys, {', '.join(f'turnwise.{name}' for name in light)}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"
@@ -120,8 +113,21 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"batch", "advantages.gae"}) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
-        *((name, {"config", "toolcalls", *siblings("tools")}) for name in sorted(siblings("tools"))),
+        *((name, {"config", "calling", "toolcalls", *siblings("tools")}) for name in plain_tools()),
+        ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
+        ("optional", set()),
+        ("calling", set()),
+        ("hosted", {"types"}),
+        *((name, {"types", "config", "calling", *siblings("rewards")}) for name in sorted(siblings("rewards"))),
+        *(
+            (name, {"types", "seeds", "config", "optional", "rewards.numbers", *siblings("data")})
+            for name in sorted(siblings("data"))
+        ),
+        *(
+            (name, {"types", "seeds", "config", "calling", "hosted", "rewards.gsm8k", *siblings("interactions")})
+            for name in sorted(siblings("interactions"))
+        ),
     ],
 )
 def test_a_module_imports_no_more_of_ours_than_it_needs(name, allowed):
@@ -135,7 +141,7 @@ def test_imports_point_one_way(name):
 
 
 def test_no_plugin_knows_another_kind_of_plugin():
-    kinds = ("memory", "tools", "envs", "engines", "advantages", "trackers")
+    kinds = ("memory", "tools", "interactions", "envs", "engines", "advantages", "trackers")
     strangers = {
         (name, other)
         for name in FILES

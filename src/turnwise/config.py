@@ -6,16 +6,19 @@ Defaults are those of the Verlog report unless the comment says otherwise.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+
+M = TypeVar("M", bound=BaseModel)
 
 # Short names for what ships; anything else is named `module:attribute`.
 COMPONENTS = {
@@ -36,9 +39,20 @@ COMPONENTS = {
         "monte_carlo": "turnwise.advantages.gae:monte_carlo",
         "bi_level_gae": "turnwise.advantages.bilevel:BiLevelGAE",
     },
+    "reward": {
+        "gsm8k": "turnwise.rewards.gsm8k:gsm8k",
+        "exact_match": "turnwise.rewards.exact:exact_match",
+        "math_equal": "turnwise.rewards.numbers:math_equal",
+    },
+    "data.generate": {"arithmetic": "turnwise.data.arithmetic:Arithmetic"},
+    "data.convert": {"gsm8k": "turnwise.data.gsm8k:Gsm8k"},
 }
 # Arguments that the framework passes by itself.
-_GIVEN = {"agent": {"setting"}, "parser": {"actions", "default"}}
+_GIVEN = {
+    "agent": {"setting"},
+    "parser": {"actions", "default"},
+    "reward": {"sample", "messages", "text", "solution_str", "data_source", "ground_truth", "extra_info"},
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -67,17 +81,50 @@ class Component(BaseModel):
 
     def make(self, kind: str, **given: Any) -> Any:
         """Build the part; `given` is what the framework adds."""
-        factory = load_object(f"{kind}.use", COMPONENTS[kind].get(self.use, self.use), COMPONENTS[kind])
-        if not callable(factory):
-            raise ValueError(f"{kind}.use is {self.use!r}, which is no class")
-        allowed = inspect.signature(factory).parameters
-        for key in self.arguments:
-            if key not in allowed or key in _GIVEN.get(kind, ()):
-                raise ValueError(f"unknown key {kind}.{key}{nearest(key, set(allowed) - _GIVEN.get(kind, set()))}")
+        factory = self._load(kind)
+        self._refuse_unknown(kind, factory)
         try:
             return factory(**self.arguments, **given)
         except TypeError as error:
             raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+
+    def bind(self, kind: str) -> Callable[..., Any]:
+        """The function that `use` names, its other keys filled in; of a class, an object made of them.
+
+        By the names of its parameters it asks for any of what the framework gives to this kind, and for no more.
+        """
+        function = self._load(kind)
+        if inspect.isclass(function):
+            function = self.make(kind)
+        else:
+            self._refuse_unknown(kind, function)
+            function = functools.partial(function, **self.arguments)
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for name, one in inspect.signature(function).parameters.items():
+            if one.default is one.empty and one.kind not in variadic and name not in _GIVEN[kind]:
+                raise ValueError(
+                    f"{kind}: {self.use} asks for {name}, which nobody gives; set {kind}.{name}, "
+                    f"or ask for {', '.join(sorted(_GIVEN[kind]))}"
+                )
+        return function
+
+    def _load(self, kind: str) -> Callable[..., Any]:
+        factory = load_object(f"{kind}.use", COMPONENTS[kind].get(self.use, self.use), COMPONENTS[kind])
+        if not callable(factory):
+            raise ValueError(f"{kind}.use is {self.use!r}, which is no class")
+        return factory
+
+    def _refuse_unknown(self, kind: str, factory: Callable[..., Any]) -> None:
+        allowed = set(inspect.signature(factory).parameters) - _GIVEN.get(kind, set())
+        for key in self.arguments:
+            if key not in allowed:
+                raise ValueError(f"unknown key {kind}.{key}{nearest(key, allowed)}")
+
+
+class RewardConfig(Component):
+    """What scores a whole episode of a sample; the other keys are its own."""
+
+    timeout_s: float = Field(default=30.0, gt=0)  # of one score
 
 
 class ModelConfig(_Strict):
@@ -114,6 +161,36 @@ class EnvironmentConfig(_Strict):
                 f"environment.processes={self.processes} does nothing while environment.workers is {self.workers}; "
                 "set environment.workers=process"
             )
+        return self
+
+
+class DataConfig(_Strict):
+    train: list[str] = []  # files, folders or patterns such as rows/train-*.parquet; one may stand alone
+    test: list[str] = []  # none: `held_out` of the training rows
+    generate: Component | None = None  # a class with `rows(split)`: rows that are made instead of read
+    convert: Component | None = None  # a class whose call turns a row of another shape into one of ours
+    prompt_key: str = "prompt"  # the column that holds the prompt
+    held_out: float | None = Field(default=None, gt=0, lt=1)  # share of the prompts; null: 0.1, if there is no test
+    max_samples: PositiveInt | None = None  # train on the first so many; null: on all
+
+    @field_validator("train", "test", mode="before")
+    @classmethod
+    def _one_may_stand_alone(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        if bool(self.train) == (self.generate is not None):
+            raise ValueError("data needs either data.train, which names files, or data.generate, which makes rows")
+        if self.generate and self.test:
+            raise ValueError("data.test does nothing beside data.generate, which makes test rows too; leave it out")
+        if self.held_out is not None and (self.test or self.generate):
+            raise ValueError(f"data.held_out={self.held_out} does nothing where there are test rows; leave it out")
+        if self.held_out is None and not (self.test or self.generate):
+            self.held_out = 0.1
+        for kind, part in (("data.generate", self.generate), ("data.convert", self.convert)):
+            if part is not None:
+                part.make(kind)
         return self
 
 
@@ -209,6 +286,8 @@ class Config(_Strict):
     steps: int = Field(default=300, ge=0)  # batches to train on
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+    data: DataConfig | None = None  # null: episodes are those of the environment
+    reward: RewardConfig | None = None  # of a sample; null: what tools and interactions give
     agent: Component = Component(use="gym")
     agents: dict[str, Component] = {}  # others, by the names that samples call them
     memory: Component = Component(use="window")
@@ -226,8 +305,9 @@ class Config(_Strict):
     @classmethod
     def _default_components(cls, tree: Any) -> Any:
         """Arguments without `use` are those of the default component."""
-        given = {kind: tree[kind] for kind in COMPONENTS if isinstance(tree.get(kind), Mapping)}
-        return {**tree, **{k: {"use": cls.model_fields[k].default.use, **v} for k, v in given.items()}}
+        defaults = {kind: cls.model_fields[kind].default for kind in COMPONENTS if kind in cls.model_fields}
+        given = {kind: tree[kind] for kind, one in defaults.items() if one and isinstance(tree.get(kind), Mapping)}
+        return {**tree, **{kind: {"use": defaults[kind].use, **keys} for kind, keys in given.items()}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
@@ -252,6 +332,10 @@ class Config(_Strict):
         self.memory.make("memory")
         self.advantage.make("advantage")
         self.parser.make("parser")
+        if self.reward is not None:
+            if self.data is None:
+                raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
+            self.reward.bind("reward")
         return self
 
 
@@ -289,9 +373,14 @@ def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
     """Validate a tree of keys; unknown keys are refused with the nearest valid one."""
-    _refuse_unknown(tree, Config)
+    return parse(tree, Config)
+
+
+def parse(tree: Mapping[str, Any], model: type[M]) -> M:
+    """The same for any group of keys."""
+    _refuse_unknown(tree, model)
     try:
-        return Config.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
         raise ValueError(_sentence(error)) from error
 
@@ -332,6 +421,11 @@ def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingP
         raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}") from error
 
 
+def with_colon(dotted: str) -> str:
+    """`package.module.Class`, as other frameworks write it, as `package.module:Class`."""
+    return dotted if ":" in dotted else ":".join(dotted.rsplit(".", 1))
+
+
 def nearest(word: str, known: Any) -> str:
     """What may have been meant, as the tail of a sentence."""
     close = difflib.get_close_matches(word, list(known), n=1)
@@ -363,6 +457,8 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], path: str =
             raise ValueError(f"unknown key {path}{key}{nearest(str(key), model.model_fields)}")
         kind = field.annotation
         if get_origin(kind) in (Union, types.UnionType):
+            if value is None and type(None) in get_args(kind):
+                continue
             kind = next(part for part in get_args(kind) if part is not type(None))
         if isinstance(kind, type) and issubclass(kind, _Strict):
             if not isinstance(value, Mapping):

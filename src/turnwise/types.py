@@ -3,9 +3,9 @@
 Plain, frozen and complete when made, so that they can cross a process or a machine. Nothing here imports torch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Message(TypedDict):
@@ -23,6 +23,21 @@ class Observation:
     text: str  # a memory may show this part again in later turns
     cue: str = ""  # shown in the current turn only: the state of the moment, the answer format
     instructions: str = ""  # the system message: role, goal, legal actions
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A row of a data set: what an agent is asked, and what its tools, its partner and its scorer know. All is JSON."""
+
+    index: int  # of the row in its source, from 0
+    prompt: tuple[Message, ...]
+    agent: str = ""  # who plays it; empty: the recipe's default
+    data_source: str = ""
+    ground_truth: Any = None
+    tools: tuple[str, ...] | None = None  # those that the model may call; None: all
+    tools_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tool -> create_kwargs and the like
+    interaction_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the simulated user
+    extra: Mapping[str, Any] = field(default_factory=dict)  # every other column, and the rest of extra_info
 
 
 @dataclass(frozen=True, slots=True)

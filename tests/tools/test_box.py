@@ -372,9 +372,9 @@ async def _exits() -> None:
         (raises(KeyError()), "tool failed: KeyError"),
         (raises(TimeoutError("the page")), "tool failed: TimeoutError: the page"),
         (raises(ToolError("no page 7")), "tool failed: no page 7"),
-        (raises(asyncio.CancelledError()), "tool failed: RuntimeError: the tool cancelled itself"),
+        (raises(asyncio.CancelledError()), "tool failed: RuntimeError: it cancelled itself"),
         (raises(ExceptionGroup("several", [OSError()])), "tool failed: ExceptionGroup: several (1 sub-exception)"),
-        (lambda count: _exits(), "tool failed: the tool tried to exit (3)"),
+        (lambda count: _exits(), "tool failed: it tried to exit (3)"),
         (raises(ValueError("x" * 10_000)), f"tool failed: ValueError: {'x' * 300}"),
     ],
 )
@@ -423,7 +423,7 @@ def stop() -> None:
 
 def test_plain_functions_that_hang_or_leave_are_survived():
     assert answer(hang).status == "timeout"
-    assert answer(leave).response.text == "tool failed: the tool tried to exit (bye)"
+    assert answer(leave).response.text == "tool failed: it tried to exit (bye)"
     assert answer(stop).response.text == "tool failed: RuntimeError: StopIteration: enough"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium
 
-from turnwise.envs.optional import optional
 from turnwise.envs.phrases import Phrases, positive, texts
+from turnwise.optional import optional
 
 INSTRUCTIONS = """You play NetHack: go down into the dungeon as deep as you can, grow stronger, and stay alive.
 You see the map from above; @ is you. Where NetHack asks which thing you mean, answer with its letter, or with y or n.

@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium
 
-from turnwise.envs.optional import optional
 from turnwise.envs.phrases import FreeText, positive, texts
+from turnwise.optional import optional
 
 
 class OpenEnv(gymnasium.Env[dict[str, str], str]):

@@ -6,8 +6,8 @@ from typing import Any
 
 import gymnasium
 
-from turnwise.envs.optional import optional
 from turnwise.envs.phrases import FreeText, one_of, texts
+from turnwise.optional import optional
 
 # To score an answer, these run it as Python or have SymPy do so: a model could then run anything on this machine.
 EVALUATING = {

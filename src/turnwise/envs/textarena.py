@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium
 
 from turnwise.envs.global_random import GlobalRandom
-from turnwise.envs.optional import optional
 from turnwise.envs.phrases import FreeText, positive, texts
+from turnwise.optional import optional
 
 
 class TextArena(gymnasium.Env[dict[str, str], str]):

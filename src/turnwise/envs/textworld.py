@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium
 
-from turnwise.envs.optional import optional
 from turnwise.envs.phrases import FreeText, one_of, positive, texts
+from turnwise.optional import optional
 
 # TextWorld's name of each task, and how hard it is unless the recipe says otherwise. Names of tasks are BALROG's.
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from turnwise.calling import Exited, Overrun, PerLoop, bounded, fitting, invoke
 from turnwise.toolcalls import ToolCall
 from turnwise.tools.base import BaseTool
-from turnwise.tools.calling import Overrun, PerLoop, bounded, fitting, invoke
 from turnwise.tools.records import ResultStatus, ToolContext, ToolError, ToolFault, ToolResponse, ToolResult
 from turnwise.tools.returns import normalise
 
@@ -229,4 +229,5 @@ def _first_line(error: BaseException) -> str:
     """What went wrong, without the stack: the model can use no more, and paths are none of its business."""
     said = str(error).strip().splitlines()
     first = said[0][:300] if said else ""
-    return first if isinstance(error, ToolError) and first else f"{type(error).__name__}: {first}".removesuffix(": ")
+    plain = isinstance(error, ToolError | Exited)
+    return first if plain and first else f"{type(error).__name__}: {first}".removesuffix(": ")

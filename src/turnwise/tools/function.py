@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
+from turnwise.calling import invoke
 from turnwise.tools.base import BaseTool
-from turnwise.tools.calling import invoke
 from turnwise.tools.records import ToolContext, ToolSchema
 from turnwise.tools.signature import read_signature
 

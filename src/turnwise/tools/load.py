@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from turnwise.config import load_object, nearest
+from turnwise.config import load_object, nearest, with_colon
 from turnwise.tools.base import BaseTool
 from turnwise.tools.function import as_tool, is_marked
 from turnwise.tools.mcp import mcp_tools
@@ -34,7 +34,7 @@ def _load(source: str) -> list[BaseTool]:
         if not marked:
             raise ValueError(f"{source} has no function with @function_tool")
         return [as_tool(function) for function in dict.fromkeys(marked)]
-    thing = load_object("a tool", _with_colon(source))
+    thing = load_object("a tool", with_colon(source))
     return [as_tool(thing() if isinstance(thing, type) and issubclass(thing, BaseTool) else thing)]
 
 
@@ -62,18 +62,13 @@ def _from_entry(entry: Mapping[str, Any]) -> BaseTool:
     for key in entry:
         if key not in _ENTRY:
             raise ValueError(f"unknown key {key}{nearest(str(key), _ENTRY)}")
-    kind = load_object("class_name", _with_colon(str(entry.get("class_name", ""))))
+    kind = load_object("class_name", with_colon(str(entry.get("class_name", ""))))
     if not (isinstance(kind, type) and issubclass(kind, BaseTool)):
         raise ValueError(f"class_name is {entry['class_name']!r}, which does not extend turnwise.tools.BaseTool")
     config = entry.get("config") or {}
     if not isinstance(config, Mapping):
         raise ValueError(f"the config of {entry['class_name']} is {config!r:.80}; write keys and values")
     return kind(config, entry.get("tool_schema"))
-
-
-def _with_colon(dotted: str) -> str:
-    """`package.module.Class`, as other frameworks write it, as `package.module:Class`."""
-    return dotted if ":" in dotted else ":".join(dotted.rsplit(".", 1))
 
 
 def _run(path: Path) -> ModuleType:

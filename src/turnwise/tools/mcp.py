@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from turnwise.calling import in_thread
 from turnwise.config import nearest
 from turnwise.tools.base import BaseTool
-from turnwise.tools.calling import in_thread
 from turnwise.tools.records import ToolError, ToolFault, ToolResponse, ToolSchema
 
 _KEYS = ("url", "command", "args", "env", "connect_s", "tools", "config")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from turnwise.calling import PerLoop, left_over
 from turnwise.config import nearest
 from turnwise.tools.base import BaseTool
 from turnwise.tools.box import ToolBox
-from turnwise.tools.calling import PerLoop, left_over
 from turnwise.tools.function import as_tool
 from turnwise.tools.shorten import Shorten
 

@@ -9,26 +9,28 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from turnwise.tools.records import ToolError
-
 T = TypeVar("T")
 
 
+class Exited(Exception):
+    """A call wanted to end our process."""
+
+
 async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function; run any other in a thread. A tool that wants to end our process only fails."""
+    """Await a coroutine function; run any other in a thread. One that wants to end our process only fails."""
     try:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         answer = await in_thread(lambda: function(*args, **kwargs))
         return await answer if inspect.isawaitable(answer) else answer
     except SystemExit as error:
-        raise ToolError(f"the tool tried to exit ({error.code})") from error
+        raise Exited(f"it tried to exit ({error.code})") from error
 
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Run it in a daemon thread of its own.
 
-    Not `asyncio.to_thread`: a few calls that never return would fill its pool, which all tools share, and Python waits
+    Not `asyncio.to_thread`: a few calls that never return would fill its pool, which everybody shares, and Python waits
     for that pool before it exits. A thread costs some 50 microseconds.
     """
     loop = asyncio.get_running_loop()
@@ -55,7 +57,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 class Overrun(Exception):
-    """A call took longer than it may. Not a TimeoutError, which a tool may raise for reasons of its own."""
+    """A call took longer than it may. Not a TimeoutError, which the call may raise for reasons of its own."""
 
 
 async def bounded(awaitable: Awaitable[T], timeout_s: float) -> T:
@@ -70,7 +72,7 @@ async def bounded(awaitable: Awaitable[T], timeout_s: float) -> T:
         task.add_done_callback(_forget)
         raise Overrun
     if task.cancelled():
-        raise RuntimeError("the tool cancelled itself")
+        raise RuntimeError("it cancelled itself")
     return task.result()
 
 

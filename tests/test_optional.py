@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs.optional import optional
+from turnwise.optional import optional
 
-EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Packages that only some environments need."""
+"""Packages that only some runs need."""
 
 import importlib
 from typing import Any

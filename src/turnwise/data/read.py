@@ -1,0 +1,124 @@
+"""Rows from Parquet, JSON Lines, JSON and CSV files. Nothing in a file is run: no pickle, no loading script.
+
+Parquet is read by pyarrow alone (pip install turnwise[data]); Hugging Face's `datasets` would bring 26 packages and
+take a second to import.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from turnwise.optional import optional
+
+Row = dict[str, Any]
+Place = str  # file and row, for the sentence that says what is wrong with it
+
+
+def find_files(key: str, patterns: Sequence[str]) -> list[Path]:
+    """The files that paths, folders and patterns name, in the order given, those of a folder by name."""
+    found = [file for pattern in patterns for file in _matching(key, pattern)]
+    twice = next((file for place, file in enumerate(found) if file in found[:place]), None)
+    if twice:
+        raise ValueError(f"{key} names {twice} twice; leave one out")
+    return found
+
+
+def _matching(key: str, pattern: str) -> list[Path]:
+    path = Path(pattern)
+    if path.is_file():
+        if path.suffix not in _READERS:
+            raise ValueError(f"{key} is {pattern!r}, but files of rows end in {', '.join(_READERS)}")
+        return [path]
+    candidates = path.iterdir() if path.is_dir() else map(Path, glob(pattern))
+    files = sorted(file for file in candidates if file.suffix in _READERS and file.is_file())
+    if not files:
+        raise ValueError(f"{key} is {pattern!r}, where there is no file that ends in {', '.join(_READERS)}")
+    return files
+
+
+def read_rows(path: Path) -> Iterator[tuple[Place, Row]]:
+    """The rows of a file, each with its place. Raises ValueError, of one sentence."""
+    try:
+        yield from _READERS[path.suffix](path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _jsonl(path: Path) -> Iterator[tuple[Place, Row]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                place = f"{path}, line {number}"
+                yield place, _object(place, _parsed(place, line))
+
+
+def _json(path: Path) -> Iterator[tuple[Place, Row]]:
+    """A list of objects. Some files called .json are JSON Lines."""
+    text = path.read_text(encoding="utf-8-sig")
+    if not text.lstrip().startswith("["):
+        yield from _jsonl(path)
+        return
+    for number, row in enumerate(_parsed(str(path), text), 1):
+        place = f"{path}, row {number}"
+        yield place, _object(place, row)
+
+
+def _parsed(place: Place, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is not JSON: {error}") from error
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _object(place: Place, row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} is {row!r:.80}; a row is an object with columns")
+    return row
+
+
+def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        try:
+            for number, row in enumerate(csv.DictReader(lines, strict=True), 1):
+                if None in row or None in row.values():
+                    raise ValueError(f"{path}, row {number} has not as many cells as the first line names columns")
+                yield f"{path}, row {number}", row
+        except csv.Error as error:
+            raise ValueError(f"{path} is not CSV: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[tuple[Place, Row]]:
+    pyarrow = optional("pyarrow", "data")
+    parquet = optional("pyarrow.parquet", "data")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist(maps_as_pydicts="strict"):
+                    number += 1
+                    yield f"{path}, row {number}", _without_nothing(row)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
+
+
+def _without_nothing(value: Any) -> Any:
+    """Parquet gives every row the fields of all, as null where a row had none; so a null field is no field."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(one) for key, one in value.items() if one is not None}
+    return [_without_nothing(one) for one in value] if isinstance(value, list) else value
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[Place, Row]]]] = {
+    ".parquet": _parquet,
+    ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+}
