@@ -8,7 +8,7 @@ An environment is a Gymnasium environment whose observation is text, or a dict w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.types import Action, Generation, Message, Observation, Sampling, Turn
 
@@ -54,8 +54,11 @@ class ActionParser(Protocol):
 class Codec(Protocol):
     """Turns messages into the ids that an engine reads, and the ids that it sampled into text."""
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of the conversation, up to where the model's next reply begins."""
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """The ids of the conversation, up to where the model's next reply begins.
+
+        `tools` are shown to the model, each in the nested form of OpenAI: {"type": "function", "function": {...}}.
+        """
         ...
 
     def text(self, token_ids: Sequence[int]) -> str: ...
