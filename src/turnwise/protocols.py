@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from turnwise.types import Action, Ending, Generation, Message, Observation, Sampling, Turn
+from turnwise.types import Action, Ending, Generation, Message, Observation, Sample, Sampling, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,11 @@ class ActionParser(Protocol):
 class Codec(Protocol):
     """Turns messages into the ids that an engine reads, and the ids that it sampled into text."""
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of the conversation, up to where the model's next reply begins."""
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """The ids of the conversation, up to where the model's next reply begins.
+
+        `tools` are shown to the model, each in the nested form of OpenAI: {"type": "function", "function": {...}}.
+        """
         ...
 
     def text(self, token_ids: Sequence[int]) -> str: ...

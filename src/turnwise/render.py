@@ -5,46 +5,65 @@ What was sampled is never tokenised again: its ids are spliced into the rendered
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.chat_template import ChatTemplate, Sequel, Tools
+from turnwise.history import Exact, Inference
 from turnwise.types import Message
-
-# Private-use characters: no template strips them, and no tokeniser's chat markup contains them.
-_PRIVATE = range(0xE000, 0xF900)
 
 
 class Renderer:
     """The chat template of one tokenizer.
 
-    A conversation is rendered as text with a hole for each sampled reply, and the pieces between the holes are
-    tokenised one by one. A piece reads the same in every later prompt, so a longer conversation extends the ids of
-    a shorter one exactly.
+    The pieces of text between sampled replies are tokenised one by one. `history` says how replies are shown in later
+    prompts: "exact" keeps them as they were sampled, so that a longer conversation extends the ids of a shorter one;
+    "template" lets the template have its way, as in production, such as leaving out old reasoning.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"model: {tokenizer.name_or_path!r} has no chat template; choose an instruct model, "
-                "or add a chat_template.jinja to its folder"
-            )
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, history: Literal["exact", "template"] = "exact"):
         self.tokenizer = tokenizer
-        self._encode = lru_cache(maxsize=4096)(self._tokenise)
-        self._turn_end, self._turn_end_id = self._find_turn_end()
-        ends = (tokenizer.eos_token_id, self._turn_end_id)
+        self._template = ChatTemplate(tokenizer)
+        self._exact = Exact(self._template)
+        self._inference = Inference(self._template, self.text)
+        ways = {"exact": self._exact, "template": self._inference}
+        if history not in ways:
+            raise ValueError(f"history is {history!r}; choose exact or template")
+        self._show = ways[history]
+        self._encode = lru_cache(maxsize=2**16)(self._tokenise)
+        ends = self._template.ends | {tokenizer.eos_token_id}
         self.stop_ids = frozenset(token for token in ends if isinstance(token, int))
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of the conversation, up to where the model's next reply begins."""
-        replies = [message["token_ids"] for message in messages if "token_ids" in message]
-        first, *pieces = self._pieces(messages, generate=True)
-        ids = list(self._encode(first))
-        for sampled, piece in zip(replies, pieces, strict=True):
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
+        """The ids of the conversation, up to where the model's next reply begins.
+
+        `tools` are shown to the model, each in the nested form of OpenAI: {"type": "function", "function": {...}}.
+        Raises ValueError where the template refuses the conversation.
+        """
+        if tools and not self._template.shows_tools:
+            raise ValueError(
+                f"model: the chat template of {self.tokenizer.name_or_path!r} shows no tools; "
+                "describe them in the system message, and give none to the renderer"
+            )
+        head, exchanges = self._show(messages, tools)
+        ids = list(self._encode(head))
+        for sampled, sequel in exchanges:
             ids += sampled
-            if sampled[-1] == self._turn_end_id:
-                piece = piece.removeprefix(self._turn_end)
-            ids += self._encode(piece)
+            ids += self._context(sampled, sequel)
         return tuple(ids)
+
+    def end(self, reply: Message) -> tuple[int, ...]:
+        """What the template writes after the last reply of a conversation, the sampled ids apart."""
+        return self._context(reply.get("token_ids", ()), self._exact.sequel(reply, opened=False))
+
+    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
+        """What the template alone makes of a conversation, no sampled ids in it.
+
+        Where the last message is no reply, the next one is opened.
+        """
+        opened = messages[-1]["role"] != "assistant"
+        return self._tokenise(self._template.write(self._inference.plain(messages), tools, opened))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The sampled text, without the markup of the template."""
@@ -60,41 +79,10 @@ class Renderer:
             known -= 1
         return len(token_ids) - known
 
-    def _pieces(self, messages: Sequence[Message], generate: bool) -> list[str]:
-        shown = "".join(message["content"] for message in messages)
-        mark = next(letter for letter in map(chr, _PRIVATE) if letter not in shown)  # so no text looks like a hole
-        holes = (f"{mark}{number}{mark}" for number in range(len(messages)))
-        plain = [
-            {"role": message["role"], "content": next(holes) if "token_ids" in message else message["content"]}
-            for message in messages
-        ]
-        text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generate)
-        assert isinstance(text, str)
-        pieces = []
-        for number in range(sum("token_ids" in message for message in messages)):
-            piece, found, text = text.partition(f"{mark}{number}{mark}")
-            if not found:
-                raise ValueError(
-                    f"model: the chat template of {self.tokenizer.name_or_path!r} drops or changes past replies, "
-                    "so this memory cannot show them; use a memory that shows none, such as window with turns=0"
-                )
-            pieces.append(piece)
-        return [*pieces, text]
-
-    def _find_turn_end(self) -> tuple[str, int | None]:
-        """The special token with which a reply ends, where the template has one, and the text as far as it reaches."""
-        ask: Message = {"role": "user", "content": "?"}
-        try:
-            after = self._pieces([ask, {"role": "assistant", "content": "", "token_ids": ()}], generate=False)[-1]
-        except ValueError:  # a template that shows no replies serves a memory that shows none
-            return "", None
-        bare = after.lstrip()
-        added = self.tokenizer.added_tokens_decoder  # those without a name of their own are special too
-        ends = [number for number, token in added.items() if token.special and bare.startswith(token.content)]
-        if not ends:
-            return "", None
-        longest = max(ends, key=lambda number: len(added[number].content))
-        return after[: len(after) - len(bare)] + added[longest].content, longest
+    def _context(self, sampled: Sequence[int], sequel: Sequel) -> tuple[int, ...]:
+        """The text after a reply, which the template closes if the model did not."""
+        ended = sampled[-1] == sequel.close_id or sampled[-1] in self._template.ends
+        return self._encode(sequel.rest if ended else sequel.close + sequel.rest)
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.

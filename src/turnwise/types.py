@@ -8,11 +8,30 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
 
+class CalledFunction(TypedDict):
+    """A tool by name, and what it is given: an object, not the text of one."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class MessageCall(TypedDict):
+    """A call in a reply, in the spelling of OpenAI."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(TypedDict):
     """One chat message. A reply that the model sampled carries its ids, so that it is never tokenised again."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
+    reasoning_content: NotRequired[str]  # of a reply, where the template writes reasoning apart from the content
+    tool_calls: NotRequired[Sequence[MessageCall]]  # of a reply; the content then holds the text beside them
+    tool_call_id: NotRequired[str]  # of a tool's answer: the call that it answers
+    name: NotRequired[str]  # of a tool's answer: the tool
     token_ids: NotRequired[Sequence[int]]
 
 

@@ -22,7 +22,9 @@ def is_address(path: str) -> bool:
 class Conversation:
     """Messages to bytes and back; a reply is never tokenised, so nothing must be spliced."""
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        if tools:
+            raise ValueError("a hosted model is shown no tools here; play it without them, or load its weights")
         plain = [{"role": message["role"], "content": message["content"]} for message in messages]
         return tuple(json.dumps(plain).encode())
 

@@ -1,0 +1,209 @@
+"""What a model's chat template writes: whole conversations, and what stands between a reply and the next one.
+
+Text only; `render` makes ids of it. What a template does with replies, calls and tools is found out by trying it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.types import Message, MessageCall
+
+Tools = Sequence[Mapping[str, Any]]  # the nested form of OpenAI: {"type": "function", "function": {...}}
+
+# Private-use characters: no template strips them, and no tokeniser's chat markup contains them.
+_PRIVATE = range(0xE000, 0xF900)
+# Llama 3 may end a reply that makes a call with this token, where its template writes <|eot_id|>.
+_OTHER_ENDS = ("<|eom_id|>",)
+_ID = "call00000"  # nine letters and digits, as the templates of Mistral want them
+ASK: Message = {"role": "user", "content": "?"}
+_REPLY: Message = {"role": "assistant", "content": "!"}
+_ANSWER: Message = {"role": "tool", "content": "!", "name": "tool", "tool_call_id": _ID}
+
+
+@dataclass(frozen=True, slots=True)
+class Sequel:
+    """The text after a reply."""
+
+    close: str  # the token that ends the reply, with the blanks before it; empty where the template writes none
+    close_id: int | None
+    rest: str
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"model: {tokenizer.name_or_path!r} has no chat template; choose an instruct model, "
+                "or add a chat_template.jinja to its folder"
+            )
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()  # those without a name of their own are special too
+        special = [(token.content, number) for number, token in added if token.special]
+        self._special = sorted(special, key=lambda token: -len(token[0]))
+        self._takes_answers = True
+        self._takes_answers = self.takes(ASK, _REPLY, _ANSWER) or self.takes(ASK, _calling("tool", ""), _ANSWER)
+        self._end = self._find_end()
+        self._call_end = self._find_call_end()
+        self.names_answers = self._answers_need_calls()
+        others = [number for text, number in special if text in _OTHER_ENDS]
+        # The special tokens with which replies end.
+        self.ends = frozenset(token for token in (self._end, self._call_end[1], *others) if token is not None)
+        self.shows_tools = self._shows_tools()
+
+    def write(self, messages: Sequence[Message], tools: Tools = (), reply: bool = True) -> str:
+        """The conversation, and with `reply` the opening of the next reply. Raises ValueError if it is refused."""
+        plain = [_plain(one) for one in messages]
+        if not self._takes_answers:
+            plain = _answers_as_questions(plain)
+        try:
+            text = self._tokenizer.apply_chat_template(
+                plain, tools=[dict(one) for one in tools] or None, tokenize=False, add_generation_prompt=reply
+            )
+        except (TemplateError, TypeError) as error:
+            name = self._tokenizer.name_or_path
+            raise ValueError(f"model: the chat template of {name!r} refuses the conversation: {error}") from error
+        assert isinstance(text, str)
+        return text
+
+    def takes(self, *messages: Message) -> bool:
+        """Whether the template writes this conversation at all."""
+        try:
+            self.write(messages)
+        except ValueError:
+            return False
+        return True
+
+    def sequel(self, following: Sequence[Message], calls: Sequence[MessageCall], tools: Tools, reply: bool) -> Sequel:
+        """What is written after a reply that made these calls, where these messages follow it.
+
+        They are written behind a fixed question and reply. So the text depends on nothing that was said before, and a
+        template that shows old replies otherwise than new ones cannot change it later.
+        """
+        answers = len([*takewhile(lambda one: one["role"] == "tool", following)]) if self.names_answers else 0
+        if not answers:
+            hole = mark_of(following)
+            text = self.write([ASK, {"role": "assistant", "content": hole}, *following], tools, reply)
+            return self.after(hole, text)[1]
+        # Each answer behind a call of its own: such templates take one call a reply, or name all answers after one.
+        parts = [self._after_call(calls, [answer], tools, False) for answer in following[: answers - 1]]
+        parts.append(self._after_call(calls, following[answers - 1 :], tools, reply))
+        return Sequel(parts[0].close, parts[0].close_id, "".join(part.rest for part in parts))
+
+    def after(self, hole: str, text: str, called: bool = False) -> tuple[str, Sequel]:
+        """What is written before and after a mark in the place of a reply, or in the arguments of its last call."""
+        before, found, text = text.partition(hole)
+        if not found:
+            raise ValueError(
+                f"model: the chat template of {self._tokenizer.name_or_path!r} drops or changes past replies, "
+                "so this memory cannot show them; use a memory that shows none, such as window with turns=0"
+            )
+        if called:
+            return before, Sequel(*self._call_end, text.partition(self._call_end[0])[2])
+        end = None if self._end is None else self._special_at(text)
+        if end is None:
+            return before, Sequel("", None, text)
+        close = text[: len(text) - len(text.lstrip())] + end[0]
+        return before, Sequel(close, end[1], text[len(close) :])
+
+    def _after_call(
+        self, calls: Sequence[MessageCall], following: Sequence[Message], tools: Tools, reply: bool
+    ) -> Sequel:
+        hole = mark_of(following)
+        text = self.write([ASK, _calling(_caller(following[0], calls), hole), *following], tools, reply)
+        return self.after(hole, text, called=True)[1]
+
+    def _find_end(self) -> int | None:
+        """The token after a reply."""
+        hole = mark_of([])
+        try:
+            text = self.write([ASK, {"role": "assistant", "content": hole}], reply=False)
+        except ValueError:
+            return None
+        end = self._special_at(text.partition(hole)[2])  # none in a template that shows no replies
+        return end and end[1]
+
+    def _find_call_end(self) -> tuple[str, int | None]:
+        """The last token of a call."""
+        hole = mark_of([])
+        try:
+            text = self.write([ASK, _calling("tool", hole)], reply=False)
+        except ValueError:
+            return "", None
+        written = text.partition(hole)[2].rstrip()
+        return next((token for token in self._special if written.endswith(token[0])), ("", None))
+
+    def _answers_need_calls(self) -> bool:
+        """Whether an answer without its call is refused, or the name of the call is written beside the answer."""
+        name = mark_of([])
+        if not self._takes_answers or self._call_end[1] is None:
+            return False
+        if not self.takes(ASK, _REPLY, _ANSWER):
+            return True
+        if not self.takes(ASK, _calling(name, ""), _ANSWER):
+            return False
+        written = self.write([ASK, _calling(name, ""), _ANSWER]).partition(name)[2]
+        return name in written.partition(self._call_end[0])[2]
+
+    def _shows_tools(self) -> bool:
+        name = mark_of([])
+        nothing = {"type": "object", "properties": {}, "required": []}
+        tool = {"type": "function", "function": {"name": name, "description": "", "parameters": nothing}}
+        return name in self.write([ASK], [tool])
+
+    def _special_at(self, text: str) -> tuple[str, int] | None:
+        """The special token with which a text begins after its blanks; of several the longest."""
+        bare = text.lstrip()
+        return next((token for token in self._special if bare.startswith(token[0])), None)
+
+
+def mark_of(messages: Sequence[Message]) -> str:
+    """A short text that stands in none of these messages."""
+    return marks_of(messages, 1)[0]
+
+
+def marks_of(messages: Sequence[Message], count: int) -> list[str]:
+    """Several of them."""
+    shown = json.dumps([_plain(one) for one in messages], ensure_ascii=False)
+    letter = next(letter for letter in map(chr, _PRIVATE) if letter not in shown)
+    return [f"{letter}{number}{letter}" for number in range(count)]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """What a template reads of a message."""
+    plain = {key: value for key, value in message.items() if key != "token_ids" and value}
+    if "reasoning_content" in plain:
+        plain["thinking"] = plain["reasoning_content"]  # as gpt-oss calls it
+    return {"content": "", **plain}
+
+
+def _answers_as_questions(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of tools as words of the user, for templates that know of no tools; users do not speak twice."""
+    told: list[dict[str, Any]] = []
+    answered = False
+    for one in messages:
+        was, answered = answered, one["role"] == "tool"
+        if answered:
+            one = {"role": "user", "content": f"<tool_response>\n{one['content']}\n</tool_response>"}
+        if (was or answered) and told and told[-1]["role"] == one["role"] == "user":
+            one = {"role": "user", "content": f"{told.pop()['content']}\n{one['content']}"}
+        told.append(one)
+    return told
+
+
+def _calling(name: str, argument: str) -> Message:
+    function = {"name": name, "arguments": {argument: ""} if argument else {}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": _ID, "type": "function", "function": function}]}
+
+
+def _caller(answer: Message, calls: Sequence[MessageCall]) -> str:
+    """The name of the tool that answers: as the answer gives it, or as the call with the same id does."""
+    called = next((call["function"]["name"] for call in calls if call["id"] == answer.get("tool_call_id")), "tool")
+    return answer.get("name") or called

@@ -1,0 +1,136 @@
+"""Two ways to show a conversation whose replies were sampled.
+
+Both give the text up to the first reply that stands as it was sampled, then each such reply with the text after it.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from os.path import commonprefix
+
+from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of
+from turnwise.types import Message
+
+Conversation = tuple[str, list[tuple[Sequence[int], Sequel]]]
+# What stands between two replies is written once, not in every turn, while 32 slots play 2,000 turns each.
+_CACHED = 2**16
+_UNTHINK = "</think>"
+
+
+class Exact:
+    """What was shown and sampled stays: every prompt extends the one before it and the reply to that.
+
+    The text after a reply is a function of the messages up to the next reply alone, so nothing later can change it.
+    """
+
+    def __init__(self, template: ChatTemplate):
+        self._template = template
+        self._written = lru_cache(maxsize=_CACHED)(self._write)
+
+    def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
+        replies = [number for number, message in enumerate(messages) if "token_ids" in message]
+        head = messages[: replies[0]] if replies else messages
+        if not head:
+            raise ValueError("a conversation cannot begin with a sampled reply; put what was asked before it")
+        shown = json.dumps(tools)
+        exchanges = [
+            (messages[here].get("token_ids", ()), self.sequel(messages[here], messages[here + 1 : there], shown))
+            for here, there in pairwise([*replies, len(messages)])
+        ]
+        return self._template.write(head, tools), exchanges
+
+    def sequel(
+        self, reply: Message, following: Sequence[Message] = (), tools: str = "[]", opened: bool = True
+    ) -> Sequel:
+        """What stands after a reply, with `opened` up to where the next one begins; the tools are JSON."""
+        return self._written(json.dumps(following), json.dumps(reply.get("tool_calls", ())), tools, opened)
+
+    def _write(self, following: str, calls: str, tools: str, opened: bool) -> Sequel:
+        return self._template.sequel(json.loads(following), json.loads(calls), json.loads(tools), opened)
+
+
+class Inference:
+    """What the template makes of the whole conversation, as in production: old reasoning may be left out.
+
+    A reply whose reasoning the template shows stands as it was sampled, any other as the template writes it.
+    """
+
+    def __init__(self, template: ChatTemplate, text: Callable[[Sequence[int]], str]):
+        self._template = template
+        self._text = text
+        self._header, self._opening = self._find_opening()
+
+    def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
+        plain = self.plain(messages)
+        marks = marks_of(plain, len(plain))
+        replies = [number for number, message in enumerate(messages) if "token_ids" in message]
+        kept = self._kept(plain, marks, replies, tools)
+        holes = [self._hole(one, marks[number]) if number in kept else one for number, one in enumerate(plain)]
+        pieces = [Sequel("", None, self._template.write(holes, tools))]
+        for number in kept:
+            last = pieces.pop()
+            before, after = self._template.after(marks[number], last.rest, self._in_call(plain[number]))
+            pieces += [Sequel(last.close, last.close_id, self._reopened(before)), after]
+        ids = [messages[number].get("token_ids", ()) for number in kept]
+        return pieces[0].rest, list(zip(ids, pieces[1:], strict=True))
+
+    def plain(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages without ids, in a form that the template takes."""
+        return [self._fitting(one) if "token_ids" in one else one for one in messages]
+
+    def _kept(self, plain: list[Message], marks: list[str], replies: list[int], tools: Tools) -> list[int]:
+        """The replies whose reasoning, or else whose content or call, the template shows."""
+        if not replies:
+            return []
+        asked = [_marked(one, marks[number]) if number in replies else one for number, one in enumerate(plain)]
+        text = self._template.write(asked, tools)
+        return [number for number in replies if marks[number] in text]
+
+    def _fitting(self, reply: Message) -> Message:
+        """Some templates take no content beside the reasoning of a call, others no more than one call."""
+        if not reply.get("tool_calls"):
+            return reply
+        thoughts = "\n\n".join(filter(None, (reply.get("reasoning_content"), reply["content"])))
+        joined: Message = {**reply, "content": "", "reasoning_content": thoughts}
+        bare: Message = {"role": "assistant", "content": self._text(reply.get("token_ids", ()))}
+        return next((one for one in (reply, joined) if self._template.takes(ASK, one)), bare)
+
+    def _in_call(self, reply: Message) -> bool:
+        """Whether a mark in the place of this reply stands in its call, for the sake of the answers after it."""
+        return self._template.names_answers and bool(reply.get("tool_calls"))
+
+    def _hole(self, reply: Message, mark: str) -> Message:
+        return _marked_call(reply, mark) if self._in_call(reply) else {"role": "assistant", "content": mark}
+
+    def _find_opening(self) -> tuple[str, str]:
+        """With what a reply in the history begins, and with what the template opens the next one."""
+        hole, question = mark_of([]), self._template.write([ASK], reply=False)
+        opening = self._template.write([ASK])[len(question) :]
+        reply: Message = {"role": "assistant", "content": hole}
+        if not self._template.takes(ASK, reply, ASK):
+            return "", opening
+        text = self._template.write([ASK, reply, ASK], reply=False)
+        return commonprefix([opening, text[len(question) :]]), opening
+
+    def _reopened(self, before: str) -> str:
+        """The text before a reply with the opening that the reply was sampled after."""
+        place = before.rfind(self._header) if self._header else -1
+        return before if place < 0 else before[:place] + self._opening
+
+
+def _marked(reply: Message, mark: str) -> Message:
+    """The reply with a mark in its reasoning, or in its content, or in its call, whichever it has first."""
+    if thoughts := reply.get("reasoning_content"):
+        return {**reply, "reasoning_content": thoughts + mark}
+    if reply["content"] or not reply.get("tool_calls"):
+        thoughts, closed, said = reply["content"].partition(_UNTHINK)
+        return {**reply, "content": thoughts + mark + closed + said}
+    return _marked_call(reply, mark)
+
+
+def _marked_call(reply: Message, mark: str) -> Message:
+    """The reply with nothing but its calls, and a mark in the first."""
+    first, *others = reply.get("tool_calls", ())
+    marked = {**first, "function": {"name": first["function"]["name"], "arguments": {mark: ""}}}
+    return {"role": "assistant", "content": "", "tool_calls": [marked, *others]}  # pyright: ignore
