@@ -20,7 +20,8 @@ FILES = {
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
     *("types", "failures", "seeds", "protocols", "parse", "memory", "config", "optional", "calling", "hosted"),
-    *("rewards", "data", "toolcalls", "tools", "interactions", "envs", "render", "agents", "rollout"),
+    *("rewards", "data", "toolcalls", "tools", "interactions", "envs"),
+    *("chat_template", "history", "render", "agents", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -28,7 +29,8 @@ ORDER = [
 TORCH_FREE = [
     name
     for name in FILES
-    if name in ("types", "protocols", "parse", "seeds", "failures", "render", "rollout", "config", "optional", "calling")
+    if name
+    in ("types", "protocols", "parse", "seeds", "failures", "render", "rollout", "config", "optional", "calling")
     or name == "hosted"
     or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
 ]
@@ -106,20 +108,25 @@ def test_records_environments_and_memories_run_without_torch():
         ("loss", set()),
         ("checkpoint", set()),
         ("parse", {"types"}),
-        ("render", {"types"}),
+        ("chat_template", {"types"}),
+        ("history", {"types", "chat_template"}),
+        ("render", {"types", "chat_template", "history"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
         ("policy", {"batch", "trunk"}),
         *((name, {"batch", "advantages.gae"}) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
-        *((name, {"config", "calling", "toolcalls", *siblings("tools")}) for name in plain_tools()),
+        *((name, {"config", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
         ("optional", set()),
         ("calling", set()),
         ("hosted", {"types"}),
-        *((name, {"types", "config", "calling", *siblings("rewards")}) for name in sorted(siblings("rewards"))),
+        *(
+            (name, {"types", "config", "calling", "failures", *siblings("rewards")})
+            for name in sorted(siblings("rewards"))
+        ),
         *(
             (name, {"types", "seeds", "config", "optional", "rewards.numbers", *siblings("data")})
             for name in sorted(siblings("data"))

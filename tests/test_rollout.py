@@ -431,7 +431,7 @@ def test_turns_that_a_memory_asked_for_are_dropped_with_their_episode(renderer):
 
 def test_a_level_that_fails_is_not_tried_again(renderer):
     collector = Collector(broken("raise", 2), renderer)
-    seeds = [collector.slots[0]._seed(number) for number in range(2)]
+    seeds = [collector.slots[0]._levels(number).seed for number in range(2)]
     (segment,) = collector.collect(Scripted(renderer))
     assert segment.turns[0].observation.text.startswith(f"E{seeds[1] % 100_000} ")
     assert seeds[0] != seeds[1]

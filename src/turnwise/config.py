@@ -323,10 +323,10 @@ class Config(_Strict):
                 f"update.minibatch={self.update.minibatch} does not divide the batch of {turns} turns "
                 "(rollout.n_env x rollout.e_len) evenly"
             )
-        if len(self.environment.tasks) > rollout.n_env // rollout.group:
+        if len(self.tasks) > rollout.n_env // rollout.group:
             groups = f" in groups of rollout.group={rollout.group}" if rollout.group > 1 else ""
             raise ValueError(
-                f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.environment.tasks)} tasks; "
+                f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.tasks)} tasks; "
                 f"a {'group' if groups else 'slot'} plays one task"
             )
         self.memory.make("memory")
@@ -336,7 +336,17 @@ class Config(_Strict):
             if self.data is None:
                 raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
             self.reward.bind("reward")
+        if self.data is not None and self.agent.use == "gym":
+            raise ValueError(
+                "agent.use is gym, which plays the environment and would never see the samples of data; "
+                "set agent.use=tool or agent.use=single_turn"
+            )
         return self
+
+    @property
+    def tasks(self) -> list[str]:
+        """What is played, by the names under which success is told."""
+        return list(self.environment.tasks) if self.data is None else ["data"]
 
 
 def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from turnwise.agents.shared import Shared
 from turnwise.config import Config
-from turnwise.envs.workers import Workers
 from turnwise.episodes import Record
 from turnwise.players import Model, Player
 from turnwise.players import open_player as open_player
 from turnwise.protocols import Codec, Engine
 from turnwise.rollout import Slot, Tally, play_all
 from turnwise.seeds import episode_seed
+from turnwise.types import Level, Sample
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,16 @@ class Lane:
     first: int
     stride: int
     quota: int  # episodes to play; a level whose environment fails is passed over
+    samples: Sequence[Sample] = ()  # held out; none where an environment makes the levels
 
     def level(self, number: int) -> int:
         return self.first + number * self.stride
 
-    def seed(self, number: int) -> int:
-        return eval_seed(self.task, self.level(number))
+    def levels(self, number: int) -> Level:
+        """What the n-th episode of this lane is about."""
+        held_out = self.level(number)
+        sample = self.samples[held_out % len(self.samples)] if self.samples else None
+        return Level(eval_seed(self.task, held_out), sample)
 
 
 def eval_seed(task: str, episode: int) -> int:
@@ -53,7 +58,7 @@ def evaluate(
         finished(record)
 
     _play(config, player, known, finish)
-    tasks = list(config.environment.tasks)
+    tasks = config.tasks
     return sorted(records, key=lambda record: (tasks.index(record.task), record.number))
 
 
@@ -67,7 +72,6 @@ def play_held_out(
 def _play(
     config: Config, player: Player, known: Sequence[Record], finished: Callable[[Lane, Slot], object]
 ) -> list[Slot]:
-    lanes = [lane for lane in _lanes(config, known) if lane.quota]
     config = player.rules(config)
 
     async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
@@ -75,15 +79,26 @@ def _play(
             await slot.play_episodes(engine, 1)
             finished(lane, slot)
 
-    with closing(Workers(config.environment, len(lanes))) as workers:
-        seats = [player.sit(config, lane.index, lane.task, workers, lane.seed) for lane in lanes]
+    with closing(Shared(config, config.evaluation.slots)) as shared:
+        samples = _held_out(config, shared)
+        lanes = [lane for lane in _lanes(config, known, samples) if lane.quota]
+        seats = [player.sit(config, lane.index, lane.task, shared, lane.levels) for lane in lanes]
         asyncio.run(play_all(play(lane, *seat) for lane, seat in zip(lanes, seats, strict=True)))
     return [slot for slot, _ in seats]
 
 
-def _lanes(config: Config, known: Sequence[Record]) -> list[Lane]:
+def _held_out(config: Config, shared: Shared) -> Sequence[Sample]:
+    if config.data is None:
+        return ()
+    samples, episodes = shared.data.test, config.evaluation.episodes
+    if len(samples) < episodes:
+        raise ValueError(f"evaluation.episodes is {episodes}, but there are only {len(samples)} test samples; lower it")
+    return samples
+
+
+def _lanes(config: Config, known: Sequence[Record], samples: Sequence[Sample]) -> list[Lane]:
     """Where each lane stands: after the last level that is known of it."""
-    tasks, episodes = list(config.environment.tasks), config.evaluation.episodes
+    tasks, episodes = config.tasks, config.evaluation.episodes
     stride = max(1, min(config.evaluation.slots // len(tasks), episodes))
     lanes = []
     for task in tasks:
@@ -91,7 +106,7 @@ def _lanes(config: Config, known: Sequence[Record]) -> list[Lane]:
             numbers = [one.number for one in known if one.task == task and one.number % stride == index]
             first = max(numbers, default=index - stride) + stride
             quota = len(range(index, episodes, stride)) - len(numbers)
-            lanes.append(Lane(index, task, first, stride, quota))
+            lanes.append(Lane(index, task, first, stride, quota, samples))
     return lanes
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from turnwise import checkpoint
 from turnwise.agents.gym import Gym
+from turnwise.agents.shared import Shared
 from turnwise.config import Component, Config, EnvironmentConfig
 from turnwise.engines.chat import ChatEngine, Conversation, is_address
 from turnwise.engines.local import LocalEngine
@@ -24,7 +25,7 @@ from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
 from turnwise.rollout import Slot
 from turnwise.seeds import derive
-from turnwise.types import Action, Generation, Sampling
+from turnwise.types import Action, Generation, Level, Sampling
 
 Seat = tuple[Slot, Engine]
 Choose = Callable[[Slot], Awaitable[str]]
@@ -38,8 +39,8 @@ class Player(Protocol):
         """The configuration by which this player is judged."""
         ...
 
-    def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
-        """A slot to play a task in, and who answers there; `seed` gives the seed of its n-th episode."""
+    def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
+        """A slot to play a task in, and who answers there; `levels` gives the level of its n-th episode."""
         ...
 
 
@@ -58,8 +59,8 @@ class Model:
             config = _with(config, "rollout", max_prompt_tokens=sys.maxsize)  # of bytes: the limit is the server's
         return config
 
-    def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
-        return Slot(index, task, config, self.codec, workers, seed), self.engine
+    def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
+        return Slot(index, task, config, self.codec, shared, levels), self.engine
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Chooser:
         nothing = Component.model_validate({"use": "window", "turns": 0})
         return config.model_copy(update={"environment": _inline(config), "memory": nothing})
 
-    def sit(self, config: Config, index: int, task: str, workers: Workers, seed: Callable[[int], int]) -> Seat:
-        slot = Slot(index, task, config, Conversation(), workers, seed)
+    def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
+        slot = Slot(index, task, config, Conversation(), shared, levels)
         gym_of(slot).parser = _Verbatim()
         return slot, _Choices(slot, self.choose)
 
@@ -87,12 +88,15 @@ def random_player(config: Config) -> Player | None:
         actions = gym_of(slot).host.offer.actions
         return actions[derive("random player", slot.episode.seed, slot.episode.turns) % len(actions)]
 
-    return Chooser(choose) if _offer(config).actions else None
+    offer = _offer(config)
+    return Chooser(choose) if offer and offer.actions else None
 
 
 def expert_player(config: Config) -> Player | None:
     """The environment's own expert; None where it has none."""
-    return Chooser(lambda slot: gym_of(slot).host.expert()) if _offer(config).has_expert else None
+    return (
+        Chooser(lambda slot: gym_of(slot).host.expert()) if config.data is None and _offer(config).has_expert else None
+    )
 
 
 OTHERS: dict[str, Callable[[Config], Player | None]] = {
@@ -138,8 +142,10 @@ def _newest(run: Path) -> Path:
     return newest
 
 
-def _offer(config: Config) -> Offer:
-    """What the environment offers to those who play it."""
+def _offer(config: Config) -> Offer | None:
+    """What the environment offers to those who play it; None where samples are answered instead."""
+    if config.data is not None:
+        return None
     environment = _inline(config)
     with closing(Workers(environment, 1)) as workers:
         return Host(environment, next(iter(environment.tasks)), "", workers).offer

@@ -16,9 +16,9 @@ from turnwise.types import Action, Ending, Generation, Message, Observation, Sam
 if TYPE_CHECKING:
     import torch
 
+    from turnwise.agents.shared import Shared
     from turnwise.batch import Streams
     from turnwise.config import Config
-    from turnwise.agents.shared import Shared
     from turnwise.rollout import Tally
 
 Ask = Callable[[list[Message]], Awaitable[str]]

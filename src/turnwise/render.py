@@ -13,6 +13,8 @@ from turnwise.chat_template import ChatTemplate, Sequel, Tools
 from turnwise.history import Exact, Inference
 from turnwise.types import Message
 
+_TAIL = 32  # tokens, of which the marks of templates never take more
+
 
 class Renderer:
     """The chat template of one tokenizer.
@@ -70,6 +72,21 @@ class Renderer:
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a piece of text by itself."""
+        return self._encode(text)
+
+    def markup(self, texts: Sequence[str]) -> dict[int, str]:
+        """Those of the texts that are one token each, by their ids."""
+        known = self.tokenizer.get_vocab()
+        return {known[text]: text for text in texts if text in known}
+
+    def ends_with(self, token_ids: Sequence[int], text: str) -> bool:
+        """Whether the ids spell the text at their end, white space aside; special tokens count as spelt."""
+        tail = self.tokenizer.decode(list(token_ids[-_TAIL:]), clean_up_tokenization_spaces=False)
+        assert isinstance(tail, str)
+        return tail.rstrip().endswith(text)
 
     def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
         """How many of the last tokens spell the text from character `start` on (a token astride counts)."""

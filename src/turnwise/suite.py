@@ -46,7 +46,7 @@ def split_missing(suite: Suite) -> tuple[Suite, dict[str, str]]:
     ready, missing = {}, {}
     for name, config in suite.items():
         try:
-            for task in config.environment.tasks:
+            for task in config.tasks:
                 make_environment(config.environment, task).close()
             ready[name] = config
         except ValueError as error:
@@ -82,7 +82,7 @@ def play_suite(
             player, key = invite(config), (name, environment)
             if player is not None:
                 known = episodes.get(key, [])
-                begin(key, config.evaluation.episodes * len(config.environment.tasks), len(known))
+                begin(key, config.evaluation.episodes * len(config.tasks), len(known))
                 episodes[key] = evaluate(config, player, keep, known)
             elif name == next(iter(players)):
                 raise ValueError(f"{environment} cannot be played by {name}: the environment offers no such player")

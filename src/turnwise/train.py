@@ -62,7 +62,7 @@ class Training:
         self.engine: Engine = LocalEngine(self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
-        self.recent = Recent(list(config.environment.tasks))
+        self.recent = Recent(config.tasks)
         if not resume:
             self.run.begin(config)
         self.trackers = make_trackers(config, self.run)

@@ -133,7 +133,7 @@ class View:
             self._pace.append(took)
         self._stepped = now
         failed, dropped = int(figures.get("episodes/failed", 0)), int(figures.get("episodes/dropped_turns", 0))
-        rates = [figures[f"success/{task}"] for task in config.environment.tasks if f"success/{task}" in figures]
+        rates = [figures[f"success/{task}"] for task in config.tasks if f"success/{task}" in figures]
         if rates:
             self._means.append(statistics.fmean(rates))
         done, total = (int(figures["warmup/collected"]), config.warmup.w_epoch) if warming else (step, config.steps)
@@ -153,7 +153,7 @@ class View:
         if self._live:
             self._live.refresh()
         else:
-            self.say(plain_line(self._status, list(config.environment.tasks)))
+            self.say(plain_line(self._status, config.tasks))
             if trouble := describe_failures(failed, dropped):
                 self.say(clip(f"{trouble}: {printable(failure)}", LINE))
 
@@ -162,7 +162,7 @@ class View:
         width = min(self.console.width, WIDEST)
         header = self._header(status, now - self._began, status.left_s(now - self._stepped))
         rows = self.console.height - FIXED
-        gap = [Text()] if rows >= len(self.config.environment.tasks) else []
+        gap = [Text()] if rows >= len(self.config.tasks) else []
         tasks = self._tasks(status, max(3, rows if gap else rows + 3))
         parts = [header, *gap, tasks, *gap, figure_columns(status.figures)]
         if trouble := self._trouble(status, width - 4):
@@ -187,7 +187,7 @@ class View:
         return Group(names, progress)
 
     def _tasks(self, status: Status, rows: int) -> Table:
-        tasks = list(self.config.environment.tasks)
+        tasks = list(self.config.tasks)
         shown = tasks if len(tasks) <= rows else tasks[: rows - 1]
         table = Table.grid(expand=True, padding=(0, 2))
         table.add_column(no_wrap=True, max_width=24)

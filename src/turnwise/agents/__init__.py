@@ -32,5 +32,7 @@ class Agents:
             return config.agents[name]
         known = [*config.agents, *COMPONENTS["agent"]]
         if use not in known and ":" not in use:
-            raise ValueError(f"a sample names the agent {name!r}{nearest(name, known)}; or describe it in agents.{name}")
+            raise ValueError(
+                f"a sample names the agent {name!r}{nearest(name, known)}; or describe it in agents.{name}"
+            )
         return Component(use=use)

@@ -87,7 +87,7 @@ class Chat:
         self._extend(*self._answers(calls, answers))
         if not self.fits:
             self.messages = before
-            self._extend(*self._answers(calls, [MARK] * len(answers)))
+            self._extend(*self._answers(calls, [f"...{MARK}..."] * len(answers)))
             room = max(0, self._limit - len(self.prompt)) // len(answers)
             cut = Shorten(room, "middle", self._codec.encode, self._codec.text)
             self.messages = before

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -46,14 +47,16 @@ class ToolAgent:
         self._limit = setting.config.rollout.max_prompt_tokens
         self._codec = setting.codec
         self._format = find_format(format)
-        pieces = (setting.codec.encode, setting.codec.text) if tool_reply_unit == "tokens" else ()
-        shorten = Shorten(max_tool_reply, tool_reply_side, *pieces)
+        shorten = Shorten(max_tool_reply, tool_reply_side)
+        if tool_reply_unit == "tokens":
+            shorten = replace(shorten, encode=setting.codec.encode, decode=setting.codec.text)
 
         def make_tools() -> Toolset:
             example = self._format.example
             return Toolset(load_tools(tools), max_parallel_calls=max_parallel_calls, shorten=shorten, example=example)
 
-        self._toolset = setting.shared.once(f"tools of {setting.agent}", make_tools)
+        # One set for all slots, since limits of concurrency and connections to servers are of the run.
+        self._toolset = setting.shared.once(f"tools {tools} {format} {max_parallel_calls} {shorten}", make_tools)
         self._users: Interactions | None = None
         if interaction:
             self._users = setting.shared.once(f"users {interaction}", partial(load_interactions, Path(interaction)))

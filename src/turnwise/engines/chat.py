@@ -35,6 +35,17 @@ class Conversation:
     def text(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids[: -len(_END)]).decode()
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode(errors="replace"))
+
+    def markup(self, texts: Sequence[str]) -> dict[int, str]:
+        """None: all that is known of a reply is its text."""
+        return {}
+
+    def ends_with(self, token_ids: Sequence[int], text: str) -> bool:
+        """No: the server keeps its template to itself."""
+        return False
+
     def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
         """How many of the last ids spell the text from character `start` on, the end mark included."""
         return len(self.reply(self.text(token_ids)[start:]))

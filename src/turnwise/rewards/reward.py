@@ -23,6 +23,7 @@ from typing import Any
 
 from turnwise.calling import Overrun, bounded, invoke
 from turnwise.config import RewardConfig
+from turnwise.failures import EpisodeFailure
 from turnwise.types import Message, Sample
 
 
@@ -32,7 +33,7 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class RewardFault(RuntimeError):
+class RewardFault(EpisodeFailure):
     """The scorer, not the model, is at fault, so that the episode cannot be learnt from."""
 
 

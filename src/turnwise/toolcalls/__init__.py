@@ -5,9 +5,19 @@ from dataclasses import dataclass
 
 from turnwise.config import nearest
 from turnwise.toolcalls import gpt_oss, hermes, llama3_json, qwen3_coder
-from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools, decode_reply
+from turnwise.toolcalls.records import UNREADABLE, ParsedReply, Reply, ToolCall, Tools, decode_reply
 
-__all__ = ["FORMATS", "ParsedReply", "Reply", "ToolCall", "ToolFormat", "Tools", "decode_reply", "find_format"]
+__all__ = [
+    "FORMATS",
+    "UNREADABLE",
+    "ParsedReply",
+    "Reply",
+    "ToolCall",
+    "ToolFormat",
+    "Tools",
+    "decode_reply",
+    "find_format",
+]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ Status = Literal[
     "unclosed_block",
 ]
 
+UNREADABLE: tuple[Status, ...] = ("invalid_json", "missing_name", "malformed_structure", "unclosed_block")
+
 # Tool name -> JSON Schema of its parameters.
 Tools = Mapping[str, Mapping[str, Any]]
 

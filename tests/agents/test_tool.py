@@ -1,0 +1,267 @@
+"""Agents on samples: what is said, what is recorded, and what comes of tools and users that misbehave."""
+
+import asyncio
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Scripted, make_tokenizer
+
+from turnwise.batch import pack
+from turnwise.config import Config, parse_config
+from turnwise.engines.local import LocalEngine
+from turnwise.render import Renderer
+from turnwise.rollout import Collector
+from turnwise.tools import function_tool
+from turnwise.types import Segment
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(make_tokenizer(HERMES))
+
+
+class Rows:
+    """Sums, each with its answer; `extra` goes into every row."""
+
+    def __init__(self, extra: dict[str, Any] | None = None):
+        self.extra = extra or {}
+
+    def rows(self, split: str) -> list[dict[str, Any]]:
+        base = {"train": 10, "test": 90}[split]
+        return [
+            {"prompt": f"What is {n} plus 1?", "ground_truth": str(n + 1), **self.extra} for n in range(base, base + 8)
+        ]
+
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One of them.
+        b: The other.
+    """
+    return a + b
+
+
+@function_tool
+async def sleep() -> str:
+    """Sleep for ever."""
+    await asyncio.sleep(3600)
+    return "awake"
+
+
+@function_tool
+def fail() -> str:
+    """Raise."""
+    raise RuntimeError("the disk is full")
+
+
+@function_tool
+def shout() -> str:
+    """Say very much."""
+    return "a" * 10_000_000
+
+
+@function_tool
+def bribe() -> tuple[str, float]:
+    """Give a reward that is no number."""
+    return "here", float("nan")
+
+
+@function_tool
+def pay(amount: float) -> tuple[str, float]:
+    """Give a reward.
+
+    Args:
+        amount: How much.
+    """
+    return "paid", amount
+
+
+def config(
+    *tools: str, extra: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None, **tree: Any
+) -> Config:
+    agent = {"use": "tool", "tools": [f"{__name__}:{tool}" for tool in tools or ("add",)], **tree.pop("agent", {})}
+    return parse_config(
+        {
+            "agent": agent,
+            "data": {"generate": {"use": f"{__name__}:Rows", "extra": extra or {}}},
+            "reward": {"use": "gsm8k"},
+            "rollout": {"n_env": 1, "episodes": 1, "max_prompt_tokens": 4000, **(rollout or {})},
+            "update": {"minibatch": 1},
+            **tree,
+        }
+    )
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def play(renderer: Renderer, replies: Any, *tools: str, **tree: Any) -> tuple[list[Segment], Scripted, Collector]:
+    collector, engine = Collector(config(*tools, **tree), renderer), Scripted(renderer, replies)
+    return collector.collect(engine), engine, collector
+
+
+def test_a_call_is_answered_and_the_answer_judged(renderer):
+    def reply(prompt: str, _: int) -> str:
+        question = int(prompt.split("What is ")[1].split()[0])
+        if "<tool_response>" not in prompt:
+            return f"Let me see. {call('add', a=question, b=1)}"
+        return f"#### {prompt.split('<tool_response>')[1].split('</tool_response>')[0].strip()}"
+
+    ((segment,), engine, collector) = play(renderer, reply)
+    assert (len(segment.turns), segment.end) == (2, "terminated")
+    assert [turn.reward for turn in segment.turns] == [0.0, 1.0]
+    outcome = segment.outcome
+    assert outcome and (outcome.success, outcome.episode_return, outcome.turns) == (True, 1.0, 2)
+    assert outcome.figures == {"tools/ok": 1.0, "reward/answered": 1.0}
+    assert '"name": "add"' in engine.prompts[0]
+    assert collector.tally.failures == 0
+    batch = pack([segment])
+    assert len(batch.row_lengths) == 1  # the second prompt extends the first and the reply to it
+    assert segment.turns[1].prompt_ids[: len(segment.turns[0].prompt_ids)] == segment.turns[0].prompt_ids
+    assert segment.turns[0].action and segment.turns[0].action.status == "valid"
+
+
+def test_a_wrong_answer_is_no_success(renderer):
+    ((segment,), *_) = play(renderer, ["#### 7"])
+    assert segment.outcome and (segment.outcome.success, segment.outcome.episode_return) == (False, 0.0)
+    assert len(segment.turns) == 1
+
+
+def test_every_sample_is_drawn_once_an_epoch_and_a_group_shares_its_sample(renderer):
+    made = config(rollout={"n_env": 8, "group": 2})
+    collector, engine = Collector(made, renderer), Scripted(renderer, ["#### 7"])
+    for _ in range(2):
+        collector.collect(engine)
+    asked = [int(prompt.split("What is ")[1].split()[0]) for prompt in engine.prompts]
+    assert sorted(asked) == [n for n in range(10, 18) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("tool", "status", "said"),
+    [
+        (call("sleep"), "timeout", "did not answer within"),
+        (call("fail"), "tool_error", "fail failed: RuntimeError: the disk is full"),
+        (call("shout"), "ok", "(truncated)"),
+        (call("nothing"), "unknown_tool", "There is no tool 'nothing'. Available tools: fail, shout"),
+        (call("fail", more=1), "invalid_arguments", "The call of fail was not made"),
+        ("<tool_call>\n{nonsense}\n</tool_call>", "invalid_json", "could not be read"),
+    ],
+)
+def test_what_a_tool_does_wrong_the_model_is_told(renderer, tool, status, said, tmp_path):
+    names = ["fail", "shout"]
+    agent = {}
+    if "sleep" in tool:
+        source = tmp_path / "slow.py"
+        source.write_text(
+            "import asyncio\nfrom turnwise.tools import function_tool\n\n"
+            "@function_tool(timeout_s=0.2)\nasync def sleep() -> str:\n"
+            '    """Sleep for ever."""\n    await asyncio.sleep(3600)\n    return ""\n'
+        )
+        agent = {"tools": [str(source)]}
+    ((segment,), engine, collector) = play(renderer, [tool, "#### 7"], *names, agent=agent)
+    assert segment.outcome and segment.outcome.figures[f"tools/{status}"] == 1
+    assert said in engine.prompts[1]
+    assert len(engine.prompts[1]) < 3000
+    assert collector.tally.failures == 0
+
+
+def test_a_reward_that_is_no_number_loses_the_episode_and_nothing_else(renderer):
+    made = config("bribe", rollout={"n_env": 2})
+    collector = Collector(made, renderer)
+    engine = Scripted(renderer, [call("bribe"), "#### 7", "#### 7"])
+    segments = collector.collect(engine)
+    assert [(one.slot, one.episode) for one in segments] == [(0, 1), (1, 0)]
+    assert (collector.tally.failures, collector.tally.dropped_turns) == (1, 1)
+    assert "bribe" in collector.tally.last_failure
+
+
+def test_what_tools_give_is_earned_by_the_turn_that_called(renderer):
+    ((segment,), *_) = play(renderer, [call("pay", amount=0.25), call("pay", amount=-1), "#### 7"], "pay")
+    assert [turn.reward for turn in segment.turns] == [0.25, -1.0, 0.0]
+
+
+def test_an_episode_is_truncated_after_so_many_turns(renderer):
+    ((segment,), *_) = play(renderer, [call("add", a=1, b=2)], agent={"max_turns": 3})
+    assert (len(segment.turns), segment.end) == (3, "truncated")
+    assert "<tool_response>\n3\n" in renderer.tokenizer.decode(segment.final_prompt_ids)
+
+
+def test_calls_that_cannot_be_read_end_the_episode_at_last(renderer):
+    ((segment,), *_) = play(renderer, ["<tool_call>\n{nonsense}\n</tool_call>"], agent={"max_malformed_turns": 2})
+    assert (len(segment.turns), segment.end) == (3, "terminated")
+    assert {turn.action.status for turn in segment.turns if turn.action} == {"invalid"}
+
+
+def test_an_answer_too_long_for_the_prompt_is_cut_to_fit(renderer):
+    agent, rollout = {"max_tool_reply": 5000}, {"max_prompt_tokens": 700}
+    ((segment,), engine, _) = play(renderer, [call("shout"), "#### 7"], "shout", agent=agent, rollout=rollout)
+    assert len(segment.turns) == 2
+    assert 600 < len(segment.turns[1].prompt_ids) <= 700
+    assert "(truncated)" in engine.prompts[1]
+
+
+def test_a_prompt_that_is_too_long_loses_the_episode(renderer):
+    made = config(rollout={"max_prompt_tokens": 50})
+    with pytest.raises(ValueError, match=r"rollout.max_prompt_tokens is 50, but the prompt of data/0/\d takes \d+ tok"):
+        Collector(made, renderer).collect(Scripted(renderer, ["#### 7"]))
+
+
+def test_a_sample_may_name_its_agent(renderer):
+    replies = [call("add", a=1, b=2)]
+    ((segment,), engine, _) = play(renderer, replies, extra={"agent_name": "single_turn_agent"})
+    assert (len(segment.turns), segment.end) == (1, "terminated")
+    assert '"name": "add"' not in engine.prompts[0]
+    ((segment,), *_) = play(
+        renderer,
+        replies,
+        extra={"agent_name": "patient"},
+        agents={"patient": {"use": "tool", "tools": [f"{__name__}:add"], "max_turns": 2}},
+    )
+    assert len(segment.turns) == 2
+    with pytest.raises(ValueError, match="a sample names the agent 'nobody'"):
+        play(renderer, replies, extra={"agent_name": "nobody"})
+
+
+def test_a_user_may_go_on_asking(renderer, tmp_path: Path):
+    users = tmp_path / "users.yaml"
+    users.write_text("interaction:\n  - class_name: turnwise.interactions.gsm8k.Gsm8kInteraction\n")
+    extra = {"interaction_kwargs": {"name": "gsm8k", "ground_truth": "7"}}
+    (segments, engine, _) = play(renderer, ["#### 5", "#### 7"], extra=extra, agent={"interaction": str(users)})
+    assert [len(one.turns) for one in segments] == [2]
+    assert engine.prompts[1].count("<|im_start|>user") == 2
+
+
+def test_an_agent_on_samples_is_brought_back(tiny):
+    model, tokenizer = tiny
+    tokenizer.chat_template = HERMES
+    renderer = Renderer(tokenizer)
+    engine = LocalEngine(model, renderer.stop_ids, nullcontext())
+    made = config(rollout={"n_env": 2, "max_reply_tokens": 8}, agent={"max_turns": 3})
+    made.rollout.episodes, made.rollout.e_len = None, 2
+    steady, collector = Collector(made, renderer), Collector(made, renderer)
+    for _ in range(3):
+        engine.load({}, 0)
+        expected = steady.collect(engine)
+        saved = json.loads(json.dumps(collector.state()))
+        collector = Collector(made, renderer)
+        collector.restore(saved)
+        engine.load({}, 0)
+        assert collector.collect(engine) == expected
