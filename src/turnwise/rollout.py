@@ -219,7 +219,7 @@ class Slot:
 
     def _end(self, end: End, final_prompt: tuple[int, ...], feedback: Feedback) -> None:
         episode = self.episode
-        outcome = Outcome(feedback.success, episode.episode_return, episode.turns, episode.seed, feedback.progression)
+        outcome = Outcome(feedback.success, episode.episode_return, episode.turns, feedback.progression)
         self._close(end, final_prompt, outcome)
         if episode.transcript is not None:
             won = {True: "success", False: "failure", None: "no verdict"}[feedback.success]
@@ -231,7 +231,10 @@ class Slot:
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
         turns, self._turns = tuple(self._turns), []
         self._failures = 0
-        self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
+        episode = self.episode
+        self.segments.append(
+            Segment(self.index, episode.number, self.task, episode.seed, turns, end, final_prompt, outcome)
+        )
 
     def _drop(self, failure: EnvironmentFailure) -> None:
         self._failures += not isinstance(failure, NeighbourFailure)
