@@ -15,7 +15,7 @@ from turnwise.types import Action, Generation, Message, Observation, Sampling, T
 if TYPE_CHECKING:
     import torch
 
-    from turnwise.batch import Streams
+    from turnwise.batch import Estimate, Streams
 
 Ask = Callable[[list[Message]], Awaitable[str]]
 
@@ -76,9 +76,12 @@ class Engine(Protocol):
 
 
 class Advantage(Protocol):
-    """Assigns credit along time: streams with values -> advantages and returns, one number a sampled token."""
+    """Assigns credit along time, one number a sampled token."""
 
-    def __call__(self, streams: Streams) -> tuple[torch.Tensor, torch.Tensor]: ...
+    critic: bool  # it reads values and answers with returns; without, it compares whole episodes
+    whiten: bool  # its advantages are brought to mean 0 and variance 1 over the batch, unless the recipe says otherwise
+
+    def __call__(self, streams: Streams) -> Estimate: ...
 
 
 class Tracker(Protocol):
