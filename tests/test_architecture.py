@@ -19,7 +19,20 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "seeds", "protocols", "parse", "memory", "config", "toolcalls", "tools", "envs", "render", "rollout"),
+    *(
+        "types",
+        "groups",
+        "seeds",
+        "protocols",
+        "parse",
+        "memory",
+        "config",
+        "toolcalls",
+        "tools",
+        "envs",
+        "render",
+        "rollout",
+    ),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),

@@ -1,12 +1,12 @@
 """Group-in-group policy optimization: episodes against each other, and turns from the same state (arXiv:2505.10978).
 
-With R the sum of an episode's rewards, r_k that of its turn k, and the turns of a group that saw the same observation as
-a group of their own, whichever episode they are of:
+With R the sum of an episode's rewards, r_k that of its turn k, and a group of their own for the turns of one level that
+saw the same observation, whichever episode they are of:
 
     A = (R - mean of the episodes) + omega (G_k - mean of the turns),  where  G_k = r_k + step_gamma G_k+1
 
-Either difference may be divided by the standard deviation of its group, as in GRPO. A turn whose observation nobody else
-met has the credit of its episode alone.
+Either difference may be divided by the standard deviation of its group, as in GRPO. A turn whose observation was met
+only once has the credit of its episode alone.
 """
 
 import math
@@ -41,8 +41,9 @@ class GiGPO:
     def __call__(self, streams: Streams) -> Estimate:
         of_episodes = above_mean(episode_returns(streams), levels(streams), self.divide_by_std)
         of_turns = above_mean(self._returns(streams), _states(streams), self.divide_by_std)
-        episode, turn = spans.index(streams.segment_ends), spans.index(streams.step_ends)
-        return Estimate((of_episodes[episode] + self.omega * of_turns[turn]).float())
+        advantages = spans.spread(of_episodes, streams.segment_ends)
+        advantages += self.omega * spans.spread(of_turns, streams.step_ends)
+        return Estimate(advantages.float())
 
     def _returns(self, streams: Streams) -> Tensor:
         """[K] the discounted rewards from each turn on. A whole episode ends where its environment moved."""

@@ -25,4 +25,4 @@ class GRPO:
 
     def __call__(self, streams: Streams) -> Estimate:
         advantages = above_mean(episode_returns(streams), levels(streams), self.divide_by_std)
-        return Estimate(advantages[spans.index(streams.segment_ends)].float())
+        return Estimate(spans.spread(advantages, streams.segment_ends).float())

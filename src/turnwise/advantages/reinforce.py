@@ -43,4 +43,4 @@ class ReinforcePlusPlusBaseline:
 
     def __call__(self, streams: Streams) -> Estimate:
         advantages = above_mean(episode_returns(streams), levels(streams))
-        return Estimate(advantages[spans.index(streams.segment_ends)].float())
+        return Estimate(spans.spread(advantages, streams.segment_ends).float())

@@ -25,4 +25,4 @@ class RLOO:
         groups = levels(streams)
         size = torch.bincount(groups)[groups]
         advantages = above_mean(episode_returns(streams), groups) * size / (size - 1).clamp(min=1)
-        return Estimate(advantages[spans.index(streams.segment_ends)].float())
+        return Estimate(spans.spread(advantages, streams.segment_ends).float())

@@ -5,8 +5,8 @@ With V_k the value at the anchor of turn k, R_k the sum of its rewards, and V_K+
 
     A_k = R_k + turn_gamma V_k+1 - V_k + turn_gamma turn_lambda A_k+1
 
-Anchored to the first token, V is the value of the state that the turn began in; anchored to the last, it knows the reply.
-The critic learns at the anchors alone.
+At the first token V is the value of the state in which the turn began; at the last it knows the reply already. The
+critic learns at the anchors alone.
 """
 
 from dataclasses import dataclass
@@ -45,5 +45,6 @@ class TurnGAE:
         following[last] = streams.bootstraps.double()
         delta = spans.sums(streams.rewards.double(), ends) + self.turn_gamma * following - values
         decay = torch.full_like(delta, self.turn_gamma * self.turn_lambda).masked_fill(last, 0.0)
-        advantages, turns = discounted_sums(delta, decay), spans.index(ends)
-        return Estimate(advantages[turns].float(), (advantages + values)[turns].float(), anchors)
+        advantages = discounted_sums(delta, decay)
+        returns = advantages + values
+        return Estimate(spans.spread(advantages, ends).float(), spans.spread(returns, ends).float(), anchors)
