@@ -37,10 +37,11 @@ ORDER = [
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
+SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
 TORCH_FREE = [
     name
     for name in FILES
-    if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config")
+    if name in ("types", "groups", "protocols", "parse", "seeds", "render", "rollout", "config")
     or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools")
 ]
 
@@ -116,7 +117,10 @@ def test_records_environments_and_memories_run_without_torch():
         ("protocols", {"types"}),
         ("batch", {"types"}),
         ("policy", {"batch", "trunk"}),
-        *((name, {"batch", "advantages.gae"}) for name in FILES if name.startswith("advantages.")),
+        ("groups", {"types"}),
+        ("advantages.spans", set()),
+        ("advantages.relative", {"advantages.spans", "batch", "groups"}),
+        *((name, SHARED) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
         *((name, {"config", "toolcalls", *siblings("tools")}) for name in sorted(siblings("tools"))),
