@@ -162,7 +162,7 @@ def taught(tiny: Any, anchor: Any, **changes: Any) -> tuple[Any, Any, dict[str, 
 
 @pytest.mark.parametrize("anchor", ["first", "last"])
 def test_returns_off_the_targets_never_matter(tiny, anchor):
-    batch, credit, figures, gradients = taught(tiny, anchor)
+    _, credit, figures, gradients = taught(tiny, anchor)
     other = torch.where(credit.targets, credit.returns, 77.0)
     _, _, same_figures, same = taught(tiny, anchor, returns=other)
     assert figures == same_figures
