@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from turnwise.advantages.gae import DualGAE
 from turnwise.advantages.grpo import GRPO
 from turnwise.advantages.rloo import RLOO
 from turnwise.advantages.turn import TurnGAE
-from turnwise.batch import Estimate, pack
+from turnwise.batch import Batch, Estimate, pack
 from turnwise.config import Config, KLConfig, UpdateConfig, parse_config
 from turnwise.engines.local import LocalEngine
 from turnwise.metrics import measure_credit
@@ -30,7 +32,7 @@ UPDATE = UpdateConfig(actor_lr=3e-3, minibatch=1000)
 
 def play(policy: Policy, step: int, levels: int = 4, episodes: int = 8) -> list[Segment]:
     """One reply of two tokens an episode; on even levels low ids pay, on odd ones high ids."""
-    engine = LocalEngine(policy.actor, frozenset())
+    engine = LocalEngine(policy.actor, frozenset(), nullcontext())
     engine.load(policy.actor.state_dict(), step)
 
     async def one(level: int, number: int) -> Segment:
@@ -45,9 +47,8 @@ def play(policy: Policy, step: int, levels: int = 4, episodes: int = 8) -> list[
     return asyncio.run(all_of_them())
 
 
-def engine_logprobs(policy: Policy, segments: list[Segment]) -> Any:
-    from dataclasses import replace
-
+def on_policy(policy: Policy, segments: list[Segment]) -> Batch:
+    """The batch with log-probs of the policy itself."""
     batch = pack(segments)
     return replace(batch, logprobs=policy.logprobs(batch, 10_000))
 
@@ -60,7 +61,7 @@ def test_it_learns(tiny, estimator):
     for step in range(12):
         segments = play(policy, step)
         returns.append(sum(one.outcome.episode_return for one in segments) / len(segments))
-        batch = engine_logprobs(policy, segments)
+        batch = on_policy(policy, segments)
         credit = assign_credit(batch, policy.score(batch, 10_000), estimator, 0.0)
         figures = update(policy, optimizers, batch, credit, UPDATE, KLConfig(), step)
         assert not any(name.startswith("critic/") for name in {**figures, **measure_credit(batch, credit)})
@@ -85,7 +86,7 @@ def test_the_actor_learns_the_same_beside_a_critic_with_a_trunk_of_its_own(tiny)
     trained = []
     for kind in ("none", "separate"):
         policy = Policy(deepcopy(tiny[0]), kind, reference=False)
-        batch = engine_logprobs(policy, play(policy, 0))
+        batch = on_policy(policy, play(policy, 0))
         credit = assign_credit(batch, policy.score(batch, 10_000), GRPO(), 0.0)
         update(policy, Optimizers(policy, UPDATE, 1), batch, credit, UPDATE, KLConfig(), 0)
         trained.append(policy.actor.state_dict())
@@ -146,9 +147,9 @@ def taught(tiny: Any, anchor: Any, **changes: Any) -> tuple[Any, Any, dict[str, 
         policy.value_head.weight.normal_(std=0.2, generator=torch.manual_seed(1))
     sizes = [(1, 4), (3, 2, 5), (1,)]
     segments = [segment(*(turn([n, 9], range(3, 3 + s), s / 4) for s in of), slot=n) for n, of in enumerate(sizes)]
-    batch = engine_logprobs(policy, segments)
+    batch = on_policy(policy, segments)
     credit = assign_credit(batch, policy.score(batch, 10_000), TurnGAE(anchor=anchor), 0.0)
-    credit = type(credit)(**{**vars(credit), **changes})
+    credit = replace(credit, **changes)
     gradients: dict[str, torch.Tensor] = {}
 
     class Keep(Optimizers):

@@ -102,15 +102,17 @@ def _judge_critic(batch: Batch, credit: Credit, returns: Tensor) -> dict[str, Te
     """Where it learns."""
     learned, values = credit.learned, credit.old_values
     first = learned & batch.turn_firsts
-    return {
+    figures = {
         "critic/explained_variance": explained_variance(values[learned], returns[learned]),
-        "critic/explained_variance_first": explained_variance(values[first], returns[first]),
         "critic/value": values[learned].mean(),
         "critic/return": returns[learned].mean(),
     }
+    if first.any():
+        figures["critic/explained_variance_first"] = explained_variance(values[first], returns[first])
+    return figures
 
 
 def measure_groups(segments: Sequence[Segment]) -> dict[str, float]:
-    """How many levels were played, and on how many of them nothing could be compared."""
+    """On how many levels whole episodes were played, and on how many of these nothing could be compared."""
     groups = by_level(segments)
     return {"groups/played": len(groups), "groups/useless": sum(map(is_useless, groups))}

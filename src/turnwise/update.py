@@ -82,8 +82,8 @@ class Optimizers:
         self.config = config
         self.total_steps = total_steps
         self.actor = self._adamw(policy.actor_parameters(), config.actor_lr)
-        judging = policy.critic_parameters()
-        self.critic = self._adamw(judging, config.critic_lr) if judging else None
+        critic = policy.critic_parameters()
+        self.critic = self._adamw(critic, config.critic_lr) if critic else None
         self.taken = 0  # optimizer steps of the actor; the critic's warm-up does not count
 
     def _adamw(self, parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.AdamW:
@@ -176,7 +176,7 @@ class Objective:
         return (self._weights[index] * error).sum()
 
     def _critic_weights(self) -> Tensor:
-        """[N]"""
+        """[N] how much the error at each token weighs; 0 where the critic does not learn."""
         targets = self.credit.targets
         if targets is None:
             return torch.where(self.batch.turn_firsts, self.config.first_token_weight, 1.0)
