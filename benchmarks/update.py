@@ -82,7 +82,7 @@ def made_up(shortest: int, longest: int) -> Batch:
         ids = torch.randint(0, 512, (length,), generator=luck).tolist()
         generation = Generation(tuple(ids[-REPLY:]), (-6.0,) * REPLY, "length", 0)
         turn = Turn(Observation(""), tuple(ids[:-REPLY]), generation, None, 0, float(number % 2), "", "", "")
-        segments.append(Segment(number, 0, "", (turn,), "terminated", (), None))
+        segments.append(Segment(number, 0, "", 0, (turn,), "terminated", (), None))
     return pack(segments)
 
 

@@ -42,12 +42,13 @@ def segment(
     slot: int = 0,
     episode: int = 0,
     task: str = "goto",
+    seed: int = 0,
     success: bool | None = None,
 ) -> Segment:
     """A segment; `final` is its next prompt, and is left out where it terminated."""
     acted = sum(not one.of_memory for one in turns)
-    outcome = None if end == "cut" else Outcome(success, sum(one.reward for one in turns), acted, 0, None)
-    return Segment(slot, episode, task, turns, end, () if end == "terminated" else tuple(final), outcome)
+    outcome = None if end == "cut" else Outcome(success, sum(one.reward for one in turns), acted, None)
+    return Segment(slot, episode, task, seed, turns, end, () if end == "terminated" else tuple(final), outcome)
 
 
 def streams_of(

@@ -19,18 +19,43 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "failures", "seeds", "protocols", "parse", "memory", "config", "optional", "calling", "hosted"),
+    *(
+        "types",
+        "failures",
+        "groups",
+        "seeds",
+        "protocols",
+        "parse",
+        "memory",
+        "config",
+        "optional",
+        "calling",
+        "hosted",
+    ),
     *("rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "agents", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
+SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
 TORCH_FREE = [
     name
     for name in FILES
     if name
-    in ("types", "protocols", "parse", "seeds", "failures", "render", "rollout", "config", "optional", "calling")
+    in (
+        "types",
+        "protocols",
+        "parse",
+        "seeds",
+        "failures",
+        "groups",
+        "render",
+        "rollout",
+        "config",
+        "optional",
+        "calling",
+    )
     or name == "hosted"
     or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
 ]
@@ -114,7 +139,10 @@ def test_records_environments_and_memories_run_without_torch():
         ("protocols", {"types"}),
         ("batch", {"types"}),
         ("policy", {"batch", "trunk"}),
-        *((name, {"batch", "advantages.gae"}) for name in FILES if name.startswith("advantages.")),
+        ("groups", {"types"}),
+        ("advantages.spans", set()),
+        ("advantages.relative", {"advantages.spans", "batch", "groups"}),
+        *((name, SHARED) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
         *((name, {"config", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),

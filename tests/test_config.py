@@ -25,6 +25,9 @@ update:
 """
 
 
+CRITICLESS = "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1}\n"
+
+
 @dataclass(frozen=True)
 class Forgetful:
     """A memory of somebody else."""
@@ -100,7 +103,7 @@ def test_defaults_are_those_of_the_report():
     assert config.memory.make("memory") == Window(turns=1)
 
 
-@pytest.mark.parametrize("text", ["", RECIPE, "environment: {id: 'CartPole-v1', actions: [a, ü]}"])
+@pytest.mark.parametrize("text", ["", RECIPE, CRITICLESS, "environment: {id: 'CartPole-v1', actions: [a, ü]}"])
 def test_a_dumped_configuration_reads_back_equal(load, tmp_path, text):
     config = load(text)
     path = tmp_path / "copy.yaml"
@@ -129,6 +132,12 @@ def test_limits_of_the_estimator_have_short_names(load):
     assert load("advantage: {use: monte_carlo}").advantage.make("advantage") == DualGAE(1, 1, 1, 1)
     plain = load("advantage: {use: gae, gamma: 0.9, lam: 0.8}").advantage.make("advantage")
     assert plain == DualGAE(0.9, 0.8, 0.9, 0.8)
+
+
+def test_without_a_critic_there_is_no_warm_up(load):
+    for text in (CRITICLESS, CRITICLESS + "warmup: {w_epoch: 0}"):
+        assert load(text).warmup.w_epoch == 0
+    assert load("").warmup.w_epoch == 40  # the defaults are nobody's to change
 
 
 @pytest.mark.parametrize("override", ["memory.turns=2", "advantage.step_gamma=0.9", "parser.cue=Well?"])
@@ -179,8 +188,28 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             ["rollout.n_env=1", "2 tasks"],
         ),
         # components
+        # a critic, or none
+        ("rollout: {episodes: 1, e_len: 4}", ["rollout.e_len=4 does nothing while rollout.episodes is 1"]),
+        ("rollout: {filter_groups: true}", ["rollout.filter_groups compares the whole episodes", "rollout.group=8"]),
+        ("rollout: {group: 3}", ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"]),
+        ("model: {critic: none}\nadvantage: {use: grpo}", ["advantage.use=grpo compares whole episodes", "episodes=1"]),
+        ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set agent.use=tool or agent.use=single_turn"]),
+        ("model: {critic: none}", ["advantage.use=dual_gae reads values", "model.critic=none", "advantage.use=grpo"]),
+        ("advantage: {use: rloo}", ["model.critic=separate would learn nothing", "advantage.use=rloo", "critic=none"]),
+        (
+            CRITICLESS + "warmup: {w_epoch: 3}",
+            ["warmup.w_epoch=3 does nothing", "model.critic is none", "leave it out"],
+        ),
+        (CRITICLESS + "warmup: {tolerance: 0.5}", ["warmup.tolerance=0.5 does nothing"]),
+        (CRITICLESS + "update: {critic_lr: 1e-4}", ["update.critic_lr=0.0001 does nothing"]),
+        (CRITICLESS + "update: {value_clip: null}", ["update.value_clip=None does nothing"]),
+        (CRITICLESS + "update: {first_token_weight: 1}", ["update.first_token_weight=1.0 does nothing"]),
+        (
+            f"advantage: {{use: '{__name__}:Forgetful'}}",
+            [f"advantage.use is '{__name__}:Forgetful'", "class attributes critic and whiten"],
+        ),
         ("memory: {use: windw}", ["memory.use is 'windw'", "did you mean 'window'", "module:Class"]),
-        ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, monte_carlo"]),
+        ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, gigpo, grpo, monte_carlo"]),
         ("memory: {use: window, turn: 2}", ["unknown key memory.turn", "did you mean 'turns'"]),
         ("memory: {use: window, turns: -1}", ["memory.turns is -1"]),
         ("memory: {use: window, turns: two}", ["memory", "window", "{'turns': 'two'}"]),

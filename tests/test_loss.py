@@ -142,6 +142,14 @@ def test_whitened_numbers_have_mean_0_and_bessel_variance_1(numbers):
     assert (x.double() ** 2).sum().item() / (len(x) - 1) == pytest.approx(1, rel=1e-4)
 
 
+def test_whitening_can_count_marked_numbers_alone():
+    x, where = torch.tensor([1.0, 8.0, 3.0, -2.0]), torch.tensor([True, False, True, False])
+    whitened = whiten(x, where)
+    assert whitened[where].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    assert whitened.tolist() == pytest.approx(((x - 2) / 2**0.5).tolist())
+    assert torch.equal(whiten(x, torch.ones(4, dtype=torch.bool)), whiten(x))
+
+
 def test_whitening_keeps_the_order_and_ignores_shift_and_scale():
     x = torch.tensor([0.3, -1.0, 2.5, 0.0])
     torch.testing.assert_close(whiten(x), whiten(7 * x + 3))

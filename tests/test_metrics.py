@@ -6,7 +6,7 @@ from helpers import segment, turn
 
 from turnwise.batch import pack
 from turnwise.intervals import wilson
-from turnwise.metrics import RECENT, Recent, invalid_texts, measure, measure_credit
+from turnwise.metrics import RECENT, Recent, invalid_texts, measure, measure_credit, measure_groups
 from turnwise.rollout import Tally
 from turnwise.update import Credit
 
@@ -97,6 +97,12 @@ def test_recent_success_survives_a_crash():
     restored.restore(recent.state())
     assert restored.state() == recent.state() == {"goto": [True, False], "open": [True]}
     assert restored.metrics() == recent.metrics()
+
+
+def test_levels_on_which_nothing_can_be_compared_are_counted():
+    episodes = [(1, 0.0), (1, 1.0), (2, 1.0), (2, 1.0), (3, 1.0)]
+    segments = [segment(turn([1], [2], reward), seed=seed) for seed, reward in episodes]
+    assert measure_groups(segments) == {"groups/played": 3, "groups/useless": 2}
 
 
 # -- credit

@@ -62,7 +62,7 @@ async def collect(engine: Engine, job: Job, number: int) -> list[Segment]:
             action = Action("", "valid", "", "", 0)
             gain = reward(reply.token_ids)
             turns.append(Turn(Observation(""), tuple(prompt), reply, action, job.reply_tokens, gain, "", "", ""))
-        return Segment(slot, 0, "", tuple(turns), "cut", tuple(job.next_prompts[slot]), None)
+        return Segment(slot, 0, "", 0, tuple(turns), "cut", tuple(job.next_prompts[slot]), None)
 
     return await asyncio.gather(*(play(slot) for slot in range(len(job.next_prompts))))
 

@@ -164,10 +164,19 @@ class Streams:
 
     segments: Sequence[Segment]
     rewards: Tensor  # [N]
-    values: Tensor  # [N] of the state before each token
+    values: Tensor  # [N] of the state before each token; zeros where there is no critic
     bootstraps: Tensor  # [E] value of the next rendered prompt; 0 where the task terminated
     step_ends: Tensor  # [N] bool: after this token the environment moved on
     segment_ends: Tensor  # [N] bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimator says of them."""
+
+    advantages: Tensor  # [N]
+    returns: Tensor | None = None  # [N] what the values should have been; None: it needs no critic
+    targets: Tensor | None = None  # [N] bool: where the critic is to learn its return; None: everywhere
 
 
 class _Rows:

@@ -38,6 +38,12 @@ COMPONENTS = {
         "gae": "turnwise.advantages.gae:token_gae",
         "monte_carlo": "turnwise.advantages.gae:monte_carlo",
         "bi_level_gae": "turnwise.advantages.bilevel:BiLevelGAE",
+        "turn_gae": "turnwise.advantages.turn:TurnGAE",
+        "grpo": "turnwise.advantages.grpo:GRPO",
+        "rloo": "turnwise.advantages.rloo:RLOO",
+        "reinforce_plus_plus": "turnwise.advantages.reinforce:ReinforcePlusPlus",
+        "reinforce_plus_plus_baseline": "turnwise.advantages.reinforce:ReinforcePlusPlusBaseline",
+        "gigpo": "turnwise.advantages.gigpo:GiGPO",
     },
     "reward": {
         "gsm8k": "turnwise.rewards.gsm8k:gsm8k",
@@ -131,7 +137,8 @@ class ModelConfig(_Strict):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
     device: str = "auto"
-    critic: Literal["separate", "shared"] = "separate"  # shared: a value head on the actor's trunk
+    # shared: a value head on the actor's trunk; none: for estimators that compare episodes
+    critic: Literal["separate", "shared", "none"] = "separate"
 
 
 class EnvironmentConfig(_Strict):
@@ -199,6 +206,7 @@ class RolloutConfig(_Strict):
     e_len: PositiveInt = 8  # turns of each in a batch
     episodes: PositiveInt | None = None  # so many whole episodes of each in a batch instead, however long they are
     group: PositiveInt = 1  # so many neighbours play the same levels, to be compared with one another
+    filter_groups: bool = False  # leave out groups whose episodes all returned the same
     mode: Literal["async", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
@@ -215,6 +223,11 @@ class RolloutConfig(_Strict):
                     f"rollout.{key}={getattr(self, key)} does nothing while rollout.episodes is {self.episodes}; "
                     "leave one of them out"
                 )
+        if self.filter_groups and (self.group == 1 or self.episodes is None):
+            raise ValueError(
+                "rollout.filter_groups compares the whole episodes of a group; set rollout.group=8 or the like, "
+                "and rollout.episodes=1"
+            )
         if self.n_env % self.group:
             raise ValueError(
                 f"rollout.n_env={self.n_env} slots cannot be shared out to groups of rollout.group={self.group}; "
@@ -251,9 +264,10 @@ class UpdateConfig(_Strict):
     dual_clip: float | None = Field(default=3.0, gt=1)
     value_clip: float | None = Field(default=0.5, gt=0)
     value_coefficient: float = Field(default=1.0, gt=0)  # weighs the critic's loss; matters where the trunk is shared
-    first_token_weight: float = Field(default=3.0, gt=0)  # in the critic's loss; the turn before bootstraps from it
+    # In the critic's loss, as the turn before bootstraps from it; of estimators that teach the critic all tokens.
+    first_token_weight: float = Field(default=3.0, gt=0)
     entropy: float = Field(default=1e-3, ge=0)
-    whiten: bool = True  # advantages, over the sampled tokens of the whole batch
+    whiten: bool | None = None  # advantages, over the sampled tokens of the whole batch; null: as the estimator has it
     gradient_checkpointing: bool = False
 
 
@@ -330,7 +344,6 @@ class Config(_Strict):
                 f"a {'group' if groups else 'slot'} plays one task"
             )
         self.memory.make("memory")
-        self.advantage.make("advantage")
         self.parser.make("parser")
         if self.reward is not None:
             if self.data is None:
@@ -347,6 +360,47 @@ class Config(_Strict):
     def tasks(self) -> list[str]:
         """What is played, by the names under which success is told."""
         return list(self.environment.tasks) if self.data is None else ["data"]
+
+    @model_validator(mode="after")
+    def _critic_or_none(self) -> Config:
+        """The estimator has the critic that it reads, and without one nothing is set that only a critic heeds."""
+        use, estimator = self.advantage.use, self.advantage.make("advantage")
+        if not all(isinstance(getattr(estimator, name, None), bool) for name in ("critic", "whiten")):
+            raise ValueError(
+                f"advantage.use is {use!r}, which does not say what it needs; give it the class attributes "
+                "critic and whiten, each True or False"
+            )
+        if estimator.critic and self.model.critic == "none":
+            raise ValueError(
+                f"advantage.use={use} reads values, which model.critic=none does not have; "
+                "set model.critic=separate, or an estimator without a critic such as advantage.use=grpo"
+            )
+        if not estimator.critic and self.rollout.episodes is None:
+            raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
+        if not estimator.critic and self.model.critic != "none":
+            raise ValueError(
+                f"model.critic={self.model.critic} would learn nothing from advantage.use={use}; set model.critic=none"
+            )
+        if self.model.critic == "none":
+            if idle := _idle_without_critic(self):
+                raise ValueError(f"{idle[0]} does nothing while model.critic is none; leave it out")
+            self.warmup = WarmupConfig(w_epoch=0)
+        return self
+
+
+def _idle_without_critic(config: Config) -> list[str]:
+    """What is set, other than by default, and heeded by a critic alone. No warm-up is what there is without one."""
+    judged: list[tuple[str, BaseModel, Sequence[str]]] = [
+        ("update", config.update, ("critic_lr", "value_clip", "value_coefficient", "first_token_weight")),
+        ("warmup", config.warmup, tuple(WarmupConfig.model_fields)),
+    ]
+    return [
+        f"{group}.{key}={value}"
+        for group, settings, keys in judged
+        for key in keys
+        if (value := getattr(settings, key)) != type(settings).model_fields[key].default
+        and (key, value) != ("w_epoch", 0)
+    ]
 
 
 def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -121,7 +121,7 @@ def _record(lane: Lane, slot: Slot, speaks: bool) -> Record:
     return Record(
         task=lane.task,
         number=lane.level(segment.episode),
-        seed=outcome.seed,
+        seed=segment.seed,
         success=outcome.success,
         progression=outcome.progression,
         episode_return=outcome.episode_return,

@@ -47,10 +47,11 @@ def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     return (-k1).exp() - 1 + k1
 
 
-def whiten(x: Tensor) -> Tensor:
-    """Zero mean and unit variance over all tokens; a batch without spread is only centred."""
-    centred = x - x.mean()
-    return centred * torch.rsqrt(x.var() + 1e-8) if len(x) > 1 else centred
+def whiten(x: Tensor, where: Tensor | None = None) -> Tensor:
+    """Zero mean and unit variance over all tokens, or over those marked; a batch without spread is only centred."""
+    counted = x if where is None else x[where]
+    centred = x - counted.mean()
+    return centred * torch.rsqrt(counted.var() + 1e-8) if len(counted) > 1 else centred
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:

@@ -4,8 +4,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from turnwise.batch import Batch
+from turnwise.groups import by_level, is_useless
 from turnwise.intervals import wilson
 from turnwise.loss import explained_variance
 from turnwise.rollout import Tally
@@ -85,13 +87,8 @@ def measure_credit(batch: Batch, credit: Credit) -> dict[str, float]:
 
     An action KL that outgrows the reasoning KL is the sign of action hacking: reward taken by editing only the action.
     """
-    acting, first = batch.in_action, batch.turn_firsts
-    figures = {
-        "critic/explained_variance": explained_variance(credit.old_values, credit.returns),
-        "critic/explained_variance_first": explained_variance(credit.old_values[first], credit.returns[first]),
-        "critic/value": credit.old_values.mean(),
-        "critic/return": credit.returns.mean(),
-    }
+    acting = batch.in_action
+    figures = {} if credit.returns is None else _judge_critic(batch, credit, credit.returns)
     if credit.reference is not None:
         k3 = (-credit.kl).exp() - 1 + credit.kl
         for name, where in (("all", torch.ones_like(acting)), ("action", acting), ("reasoning", ~acting)):
@@ -99,3 +96,23 @@ def measure_credit(batch: Batch, credit: Credit) -> dict[str, float]:
                 figures[f"kl/{name}"] = credit.kl[where].mean()
                 figures[f"kl/{name}_k3"] = k3[where].mean()
     return {name: float(value) for name, value in figures.items()}
+
+
+def _judge_critic(batch: Batch, credit: Credit, returns: Tensor) -> dict[str, Tensor]:
+    """Where it learns."""
+    learned, values = credit.learned, credit.old_values
+    first = learned & batch.turn_firsts
+    figures = {
+        "critic/explained_variance": explained_variance(values[learned], returns[learned]),
+        "critic/value": values[learned].mean(),
+        "critic/return": returns[learned].mean(),
+    }
+    if first.any():
+        figures["critic/explained_variance_first"] = explained_variance(values[first], returns[first])
+    return figures
+
+
+def measure_groups(segments: Sequence[Segment]) -> dict[str, float]:
+    """On how many levels whole episodes were played, and on how many of these nothing could be compared."""
+    groups = by_level(segments)
+    return {"groups/played": len(groups), "groups/useless": sum(map(is_useless, groups))}

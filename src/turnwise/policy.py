@@ -4,7 +4,6 @@ The shift by one between a token and the place that predicts it was made by the 
 `micro.before`, and there the head scores the token and the critic the state before it.
 """
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,20 +22,20 @@ class Forward:
 
     logprobs: Tensor  # [n]
     entropy: Tensor  # [n] nats
-    values: Tensor  # [n]
+    values: Tensor | None  # [n]; None: there is no critic
 
 
 @dataclass(frozen=True)
 class Scores:
     """What the models say of a batch before it is trained on."""
 
-    values: Tensor  # [N]
-    bootstraps: Tensor  # [E]
+    values: Tensor  # [N]; zeros where there is no critic
+    bootstraps: Tensor  # [E] likewise
     reference: Tensor | None  # [N] log-probs
 
 
 class Policy(nn.Module):
-    """`critic` is "separate" (a trunk of its own) or "shared" (a head on the actor's trunk)."""
+    """`critic` is "separate" (a trunk of its own), "shared" (a head on the actor's trunk) or "none"."""
 
     def __init__(
         self,
@@ -52,10 +51,7 @@ class Policy(nn.Module):
         prepare(actor)
         self.actor = actor
         self.critic_trunk = deepcopy(actor.get_decoder()) if critic == "separate" else None
-        self.value_head = nn.Linear(actor.config.get_text_config().hidden_size, 1)
-        nn.init.zeros_(self.value_head.weight)  # values start at 0: no credit for noise
-        nn.init.zeros_(self.value_head.bias)
-        self.value_head.to(actor.device)
+        self.value_head = None if critic == "none" else _value_head(actor)
         self.temperature = temperature
         self.precision = precision or nullcontext()
         # Not a submodule: it is neither trained nor saved.
@@ -67,14 +63,13 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.value_head.weight.device
+        return self.actor.device
 
     def actor_parameters(self) -> list[nn.Parameter]:
         return list(self.actor.parameters())
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        trunk: Iterator[nn.Parameter] = self.critic_trunk.parameters() if self.critic_trunk else iter(())
-        return [*trunk, *self.value_head.parameters()]
+        return [parameter for part in (self.critic_trunk, self.value_head) if part for parameter in part.parameters()]
 
     def forward(self, micro: Micro) -> Forward:
         """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""
@@ -83,7 +78,7 @@ class Policy(nn.Module):
             logprobs, entropy = self._head(self.actor, hidden, micro)
             if self.critic_trunk is not None:
                 hidden = self._read(self.critic_trunk, micro)[0]
-        return Forward(logprobs, entropy, self._value(hidden))
+        return Forward(logprobs, entropy, None if self.value_head is None else _values(self.value_head, hidden))
 
     def values(self, micro: Micro) -> tuple[Tensor, Tensor]:
         """Values of the sampled tokens [n] and of the next prompts [e]; gradients reach the critic alone."""
@@ -93,17 +88,19 @@ class Policy(nn.Module):
             else:
                 with torch.no_grad():
                     before, ends = self._read(self.actor.get_decoder(), micro)
-        return self._value(before), self._value(ends)
+        assert self.value_head is not None
+        return _values(self.value_head, before), _values(self.value_head, ends)
 
     @torch.no_grad()
     def score(self, batch: Batch, max_tokens: int, reference: bool = True) -> Scores:
         """Values before each sampled token and of each next prompt; log-probs by the reference."""
         count = len(batch.logprobs)
         values, bootstraps = torch.zeros(count), torch.zeros(len(batch.segments))
-        for micro in batch.micros(torch.arange(len(batch.row_lengths)), max_tokens, finals=True):
-            tokens, ends = self.values(micro)
-            values[micro.index] = tokens.cpu()
-            bootstraps[micro.segments] = ends.cpu()
+        if self.value_head is not None:
+            for micro in batch.micros(torch.arange(len(batch.row_lengths)), max_tokens, finals=True):
+                tokens, ends = self.values(micro)
+                values[micro.index] = tokens.cpu()
+                bootstraps[micro.segments] = ends.cpu()
         return Scores(values, bootstraps, self.reference_logprobs(batch, max_tokens) if reference else None)
 
     @torch.no_grad()
@@ -138,5 +135,15 @@ class Policy(nn.Module):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs.gather(1, micro.targets.to(self.device)[:, None])[:, 0], entropy
 
-    def _value(self, hidden: Tensor) -> Tensor:
-        return nn.functional.linear(hidden.float(), self.value_head.weight, self.value_head.bias)[:, 0]
+
+def _value_head(actor: PreTrainedModel) -> nn.Linear:
+    """Values start at 0: no credit for noise."""
+    head = nn.Linear(actor.config.get_text_config().hidden_size, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head.to(actor.device)
+
+
+def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """[n] in fp32 whatever the arithmetic."""
+    return nn.functional.linear(hidden.float(), head.weight, head.bias)[:, 0]

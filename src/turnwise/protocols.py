@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from turnwise.agents.shared import Shared
-    from turnwise.batch import Streams
+    from turnwise.batch import Estimate, Streams
     from turnwise.config import Config
     from turnwise.rollout import Tally
 
@@ -179,9 +179,12 @@ class Resumable(Protocol):
 
 
 class Advantage(Protocol):
-    """Assigns credit along time: streams with values -> advantages and returns, one number a sampled token."""
+    """Assigns credit along time, one number a sampled token."""
 
-    def __call__(self, streams: Streams) -> tuple[torch.Tensor, torch.Tensor]: ...
+    critic: bool  # it reads values and answers with returns; without, it compares whole episodes
+    whiten: bool  # its advantages are brought to mean 0 and variance 1 over the batch, unless the recipe says otherwise
+
+    def __call__(self, streams: Streams) -> Estimate: ...
 
 
 class Tracker(Protocol):

@@ -20,9 +20,12 @@ from turnwise.agents.shared import Shared
 from turnwise.config import Config
 from turnwise.data import drawn
 from turnwise.failures import EpisodeFailure, NeighbourFailure
+from turnwise.groups import filter_groups
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive, episode_seed
 from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn
+
+_PATIENCE = 10  # batches in a row without a group that teaches
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Tally:
     failures: int = 0  # of episodes
     dropped_turns: int = 0  # of failed episodes: never trained on
     shortened_prompts: int = 0  # turns whose prompt left out older turns
+    useless_groups: int = 0  # left out, since all their episodes returned the same
     last_failure: str = ""
     transcripts: list[Transcript] = field(default_factory=list)
 
@@ -209,9 +213,7 @@ class Slot:
         if not self._turns:
             raise EpisodeFailure(f"the agent of {self.task} ended an episode without a turn")
         end = "truncated" if ending.final_prompt_ids else "terminated"
-        outcome = Outcome(
-            ending.success, episode.episode_return, episode.turns, episode.seed, ending.progression, episode.figures
-        )
+        outcome = Outcome(ending.success, episode.episode_return, episode.turns, ending.progression, episode.figures)
         self._close(end, ending.final_prompt_ids, outcome)
         if episode.transcript is not None:
             won = {True: "success", False: "failure", None: "no verdict"}[ending.success]
@@ -223,7 +225,10 @@ class Slot:
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
         turns, self._turns = tuple(self._turns), []
         self._failures = 0
-        self.segments.append(Segment(self.index, self.episode.number, self.task, turns, end, final_prompt, outcome))
+        episode = self.episode
+        self.segments.append(
+            Segment(self.index, episode.number, self.task, episode.seed, turns, end, final_prompt, outcome)
+        )
 
     def _drop(self, failure: EpisodeFailure) -> None:
         self._failures += not isinstance(failure, NeighbourFailure)
@@ -366,10 +371,20 @@ class Collector:
 
     def collect(self, engine: Engine) -> list[Segment]:
         """The segments of one batch, slot by slot in time order."""
-        return self._runner.run(self._collect(engine))
+        self.tally = Tally()
+        for _ in range(_PATIENCE if self.config.rollout.filter_groups else 1):
+            segments = self._runner.run(self._collect(engine))
+            if self.config.rollout.filter_groups:
+                segments, useless = filter_groups(segments)
+                self.tally.useless_groups += useless
+            if segments:
+                return segments
+        raise ValueError(
+            f"in {_PATIENCE} batches no group had episodes of different returns, so there is nothing to compare "
+            "(rollout.filter_groups); choose other tasks or rewards, larger groups, or a higher temperature"
+        )
 
     async def _collect(self, engine: Engine) -> list[Segment]:
-        self.tally = Tally()
         for slot in self.slots:
             slot.tally = self.tally
         rollout, turns = self.config.rollout, self.config.rollout.e_len

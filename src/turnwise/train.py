@@ -4,16 +4,19 @@ collect turns -> pack them into rows -> judge them -> credit them -> update -> p
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from threading import Event
 from typing import Any
 
+from torch import Tensor
+
 from turnwise import checkpoint
 from turnwise.batch import pack
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
-from turnwise.metrics import Recent, invalid_texts, measure, measure_credit
+from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
@@ -86,13 +89,15 @@ class Training:
         segments = self.collect(clock)
         batch = pack(segments)
         scores = policy.score(batch, config.update.micro_tokens)
-        credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient)
+        credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient, config.update.whiten)
         clock.lap("score")
         seed = derive("update", config.seed, progress.step)
         stats = update(policy, self.optimizers, batch, credit, config.update, config.kl, seed)
         clock.lap("update")
         progress.step += 1
         credited = measure_credit(batch, credit)
+        if not self.advantage.critic:
+            credited |= measure_groups(segments)
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0))
         self.record(segments, stats | credited, clock)
@@ -171,11 +176,9 @@ class Training:
         progress = self.progress
         progress.recent = self.recent.state()
         name = f"{progress.step:06}-{progress.collected:04}-{progress.fitted:04}"
-        tensors = {
-            "policy": dict(self.policy.named_parameters()),
-            "actor_optimizer": checkpoint.optimizer_tensors(self.optimizers.actor),
-            "critic_optimizer": checkpoint.optimizer_tensors(self.optimizers.critic),
-        }
+        tensors: dict[str, Mapping[str, Tensor]] = {"policy": dict(self.policy.named_parameters())}
+        for model, optimizer in self.optimizers.named().items():
+            tensors[f"{model}_optimizer"] = checkpoint.optimizer_tensors(optimizer)
         state = {"progress": asdict(progress), "slots": self.collector.state(), "taken": self.optimizers.taken}
         self.run.save(name, tensors, state, self.config.checkpoint.keep)
         if final:
@@ -192,8 +195,8 @@ class Training:
         if newest is not None:
             tensors, state = checkpoint.load(newest)
             checkpoint.load_parameters(self.policy, tensors["policy"])
-            checkpoint.load_optimizer(self.optimizers.actor, tensors["actor_optimizer"])
-            checkpoint.load_optimizer(self.optimizers.critic, tensors["critic_optimizer"])
+            for model, optimizer in self.optimizers.named().items():
+                checkpoint.load_optimizer(optimizer, tensors[f"{model}_optimizer"])
             self.optimizers.taken = state["taken"]
             self.progress = Progress(**state["progress"])
             self.recent.restore(self.progress.recent)

@@ -150,7 +150,6 @@ class Outcome:
     success: bool | None
     episode_return: float  # undiscounted sum of rewards, penalties included
     turns: int  # turns in the environment
-    seed: int  # of the level
     progression: float | None  # 0 to 1, how much of the task was done; None where the environment does not tell
     figures: Mapping[str, float] = field(default_factory=dict)  # whatever else its agent counted
 
@@ -165,6 +164,7 @@ class Segment:
     slot: int
     episode: int  # counts the episodes of its slot
     task: str
+    seed: int  # of the episode's level: episodes of the same task and seed form a group
     turns: tuple[Turn, ...]
     end: End  # cut: only the batch ended
     final_prompt_ids: tuple[int, ...]  # the next rendered prompt; empty where the task terminated

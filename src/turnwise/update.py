@@ -2,16 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from turnwise import loss
-from turnwise.batch import Batch, Streams
+from turnwise.batch import Batch, Estimate, Streams
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
-from turnwise.policy import Policy, Scores
+from turnwise.policy import Forward, Policy, Scores
 from turnwise.protocols import Advantage
 from turnwise.seeds import derive
 
@@ -20,15 +20,26 @@ from turnwise.seeds import derive
 class Credit:
     """What a batch is trained towards; all [N]."""
 
-    advantages: Tensor
-    returns: Tensor
-    old_values: Tensor
+    advantages: Tensor  # whitened, if they are to be
+    returns: Tensor | None  # None: there is no critic
+    old_values: Tensor  # zeros where there is no critic
     reference: Tensor | None  # log-probs
     kl: Tensor  # k1 of the sampled tokens to the reference, in nats; zeros without one
+    targets: Tensor | None = None  # bool: where the critic learns its return; None: everywhere
+
+    @property
+    def learned(self) -> Tensor:
+        """[N] bool: where the critic learns."""
+        return torch.ones_like(self.advantages, dtype=torch.bool) if self.targets is None else self.targets
 
 
-def assign_credit(batch: Batch, scores: Scores, advantage: Advantage, kl_coefficient: float) -> Credit:
-    """Rewards less the KL penalty on every sampled token, through the estimator. No gradient flows here."""
+def assign_credit(
+    batch: Batch, scores: Scores, advantage: Advantage, kl_coefficient: float, whiten: bool | None = None
+) -> Credit:
+    """Rewards less the KL penalty on every sampled token, through the estimator. No gradient flows here.
+
+    Advantages are whitened as `whiten` says; None leaves it to the estimator.
+    """
     reference = scores.reference
     kl = torch.zeros_like(batch.logprobs) if reference is None else loss.kl_k1(batch.logprobs, reference)
     streams = Streams(
@@ -39,27 +50,53 @@ def assign_credit(batch: Batch, scores: Scores, advantage: Advantage, kl_coeffic
         batch.step_ends,
         batch.segment_ends,
     )
-    advantages, returns = advantage(streams)
-    return Credit(advantages, returns, scores.values, reference, kl)
+    estimate = advantage(streams)
+    _refuse_surprises(advantage, estimate, len(kl))
+    advantages = estimate.advantages
+    if advantage.whiten if whiten is None else whiten:
+        advantages = loss.whiten(advantages, estimate.targets)
+    return Credit(advantages, estimate.returns, scores.values, reference, kl, estimate.targets)
+
+
+def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> None:
+    """An estimator of somebody else may say one thing and answer another."""
+    name = type(advantage).__name__
+    if not isinstance(estimate, Estimate):
+        raise ValueError(
+            f"advantage: {name} answers with a {type(estimate).__name__}; let it be a turnwise.batch.Estimate"
+        )
+    if advantage.critic != (estimate.returns is not None):
+        raise ValueError(
+            f"advantage: {name} has critic={advantage.critic}, but answers with{'out' * advantage.critic} returns; "
+            "make the two agree"
+        )
+    for field, x in vars(estimate).items():
+        if x is not None and x.shape != (count,):
+            raise ValueError(f"advantage: {name} answers with {field} of shape {list(x.shape)}; make it [{count}]")
 
 
 class Optimizers:
-    """AdamW for the actor and for the critic, with one learning-rate schedule in optimizer steps."""
+    """AdamW for the actor and for the critic, if any, with one learning-rate schedule in optimizer steps."""
 
     def __init__(self, policy: Policy, config: UpdateConfig, total_steps: int):
         self.config = config
         self.total_steps = total_steps
         self.actor = self._adamw(policy.actor_parameters(), config.actor_lr)
-        self.critic = self._adamw(policy.critic_parameters(), config.critic_lr)
+        critic = policy.critic_parameters()
+        self.critic = self._adamw(critic, config.critic_lr) if critic else None
         self.taken = 0  # optimizer steps of the actor; the critic's warm-up does not count
 
     def _adamw(self, parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.AdamW:
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=self.config.weight_decay, fused=True)
 
+    def named(self) -> dict[str, torch.optim.AdamW]:
+        """Those that there are, by their models."""
+        return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
+
     def step(self, actor: bool = True) -> dict[str, float]:
         """Clip each model's gradient, apply the schedule, step. Returns the gradient norms before clipping."""
         norms = {}
-        for name, optimizer in (("actor", self.actor), ("critic", self.critic)):
+        for name, optimizer in self.named().items():
             if name == "actor" and not actor:
                 continue
             group = optimizer.param_groups[0]
@@ -77,8 +114,8 @@ class Optimizers:
         return norms
 
     def zero_grad(self) -> None:
-        self.actor.zero_grad(set_to_none=True)
-        self.critic.zero_grad(set_to_none=True)
+        for optimizer in self.named().values():
+            optimizer.zero_grad(set_to_none=True)
 
     def _schedule(self) -> float:
         warm = min(1.0, (self.taken + 1) / max(1, self.config.lr_warmup_steps))
@@ -94,13 +131,58 @@ class Means:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, float] = defaultdict(float)
 
-    def add(self, count: float = 1.0, **sums: Tensor | float) -> None:
+    def add(self, sums: Mapping[str, Tensor | float], count: float = 1.0) -> None:
         for name, value in sums.items():
             self._sums[name] += float(value)
             self._counts[name] += count
 
-    def __getitem__(self, name: str) -> float:
-        return self._sums[name] / self._counts[name]
+    def figures(self) -> dict[str, float]:
+        return {name: total / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
+
+
+class Objective:
+    """The losses of a micro-batch as sums over its tokens, and what they tell."""
+
+    def __init__(self, batch: Batch, credit: Credit, config: UpdateConfig, kl: float):
+        self.batch, self.credit, self.config, self.kl = batch, credit, config, kl
+        self.means = Means()
+        self._weights = self._critic_weights()
+
+    def actor(self, forward: Forward, index: Tensor) -> Tensor:
+        """The clipped surrogate, the entropy bonus and the KL term; `index` [n] says which of N they are of."""
+        config, credit = self.config, self.credit
+        new, old, entropy = forward.logprobs.cpu(), self.batch.logprobs[index], forward.entropy.cpu()
+        surrogate, stopped = loss.policy_loss(new, old, credit.advantages[index], config.clip, config.dual_clip)
+        total = surrogate.sum() - config.entropy * entropy.sum()
+        if credit.reference is not None and self.kl:
+            total = total + self.kl * loss.kl_k3(new, credit.reference[index]).sum()
+        told = {
+            "actor/loss": surrogate,
+            "actor/clipped_per_token": stopped,
+            "actor/entropy": entropy,
+            "actor/moved_kl": loss.kl_k3(old, new.detach()),
+        }
+        self.means.add({name: x.detach().sum() for name, x in told.items()}, len(index))
+        return total
+
+    def critic(self, values: Tensor, returns: Tensor, index: Tensor) -> Tensor:
+        """The weighed errors of values [n]; returns are those of all N."""
+        values, targets, learned = values.cpu(), returns[index], self.credit.learned[index]
+        error = loss.value_loss(values, self.credit.old_values[index], targets, self.config.value_clip)
+        plain = 0.5 * (values.detach() - targets) ** 2
+        first = learned & self.batch.turn_firsts[index]
+        self.means.add({"critic/loss": plain[learned].sum()}, int(learned.sum()))
+        self.means.add({"critic/first_token_loss": plain[first].sum()}, int(first.sum()))
+        return (self._weights[index] * error).sum()
+
+    def _critic_weights(self) -> Tensor:
+        """[N] how much the error at each token weighs; 0 where the critic does not learn."""
+        targets = self.credit.targets
+        if targets is None:
+            return torch.where(self.batch.turn_firsts, self.config.first_token_weight, 1.0)
+        # Sums are divided by the number of all tokens: this makes that a mean over targets, and every target weighs
+        # the same, however few of them share its minibatch.
+        return targets * (len(targets) / targets.sum())
 
 
 def update(
@@ -108,53 +190,24 @@ def update(
 ) -> dict[str, float]:
     """Train actor and critic on a batch for some epochs of minibatches; returns means over what was trained."""
     policy.train(config.gradient_checkpointing)
-    advantages = loss.whiten(credit.advantages) if config.whiten else credit.advantages
-    weights = torch.where(batch.turn_firsts, config.first_token_weight, 1.0)
-    means, norms = Means(), Means()
+    objective = Objective(batch, credit, config, kl.loss)
     drift = 0.0  # largest gap between the engine's log-prob and the trainer's, before anything was trained
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
             for micro in batch.micros(rows, config.micro_tokens, finals=False):
-                index = micro.index
                 forward = policy(micro)
-                new, values = forward.logprobs.cpu(), forward.values.cpu()
-                old = batch.logprobs[index]
-                actor, stopped = loss.policy_loss(new, old, advantages[index], config.clip, config.dual_clip)
-                error = loss.value_loss(values, credit.old_values[index], credit.returns[index], config.value_clip)
-                critic = weights[index] * error
-                entropy = forward.entropy.cpu()
-                total = actor.sum() - config.entropy * entropy.sum() + config.value_coefficient * critic.sum()
-                if credit.reference is not None and kl.loss:
-                    total = total + kl.loss * loss.kl_k3(new, credit.reference[index]).sum()
-                (total / tokens).backward()
-                with torch.no_grad():
-                    gap = new - old
-                    if epoch == 0 and number == 0:
-                        drift = max(drift, float(gap.abs().max()))
-                    means.add(
-                        len(index),
-                        policy_loss=actor.sum(),
-                        clipped=stopped.sum(),
-                        entropy=entropy.sum(),
-                        moved=loss.kl_k3(old, new).sum(),
+                total = objective.actor(forward, micro.index)
+                if forward.values is not None and credit.returns is not None:
+                    total = total + config.value_coefficient * objective.critic(
+                        forward.values, credit.returns, micro.index
                     )
-                    means.add(len(index), value_loss=0.5 * ((values - credit.returns[index]) ** 2).sum())
-                    first = batch.turn_firsts[index]
-                    means.add(int(first.sum()), first=0.5 * ((values - credit.returns[index])[first] ** 2).sum())
-            for name, norm in optimizers.step().items():
-                norms.add(**{name: norm})
-    return {
-        "actor/loss": means["policy_loss"],
-        "actor/clipped_per_token": means["clipped"],
-        "actor/entropy": means["entropy"],
-        "actor/moved_kl": means["moved"],
-        "actor/engine_gap": drift,
-        "actor/grad_norm": norms["actor/grad_norm"],
-        "critic/loss": means["value_loss"],
-        "critic/first_token_loss": means["first"],
-        "critic/grad_norm": norms["critic/grad_norm"],
-    }
+                (total / tokens).backward()
+                if epoch == 0 and number == 0:
+                    gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
+                    drift = max(drift, float(gap.abs().max()))
+            objective.means.add(optimizers.step())
+    return {"actor/engine_gap": drift, **objective.means.figures()}
 
 
 def minibatches(rows: Tensor, batch: Batch, turns: int, seed: int) -> Iterator[Tensor]:
@@ -181,8 +234,9 @@ def fit_critic(
     """
     scores = policy.score(batch, config.micro_tokens, reference=False)
     credit = assign_credit(batch, Scores(scores.values, scores.bootstraps, reference), advantage, kl_coefficient)
+    assert credit.returns is not None
     policy.train(config.gradient_checkpointing)
-    weights = torch.where(batch.turn_firsts, config.first_token_weight, 1.0)
+    objective = Objective(batch, credit, config, 0.0)
     generator = torch.Generator().manual_seed(seed)
     trained = batch.trained_rows
     drawn = trained[torch.randperm(len(trained), generator=generator)[: math.ceil(warmup.w_frac * len(trained))]]
@@ -190,12 +244,11 @@ def fit_critic(
     for rows in drawn.split(size):
         tokens = int(batch.sampled_per_row[rows].sum())
         for micro in batch.micros(rows, config.micro_tokens, finals=False):
-            values = policy.values(micro)[0].cpu()
-            index = micro.index
-            error = loss.value_loss(values, credit.old_values[index], credit.returns[index], config.value_clip)
-            ((weights[index] * error).sum() / tokens).backward()
+            values = policy.values(micro)[0]
+            (objective.critic(values, credit.returns, micro.index) / tokens).backward()
         optimizers.step(actor=False)
+    values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
     return {
-        "critic/loss": float(0.5 * ((scores.values - credit.returns) ** 2).mean()),
-        "critic/explained_variance": float(loss.explained_variance(scores.values, credit.returns)),
+        "critic/loss": float(0.5 * ((values - returns) ** 2).mean()),
+        "critic/explained_variance": float(loss.explained_variance(values, returns)),
     }

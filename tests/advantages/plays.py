@@ -43,9 +43,9 @@ def credit(estimator: Callable, plays: Sequence[Play]) -> tuple[list[list[float]
         for play in plays
     ]
     rewards, values = flat(play.rewards for play in plays), flat(play.values for play in plays)
-    answer = estimator(streams_of(segments, values, [play.bootstrap for play in plays], rewards))
+    estimate = estimator(streams_of(segments, values, [play.bootstrap for play in plays], rewards))
     sizes = [len(play.values) for play in plays]
-    advantages, returns = ([part.tolist() for part in x.split(sizes)] for x in answer)
+    advantages, returns = ([part.tolist() for part in x.split(sizes)] for x in (estimate.advantages, estimate.returns))
     return advantages, returns
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from turnwise.advantages.gae import discounted_sums, fraction
-from turnwise.batch import Streams
+from turnwise.batch import Estimate, Streams
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class BiLevelGAE:
 
     What is paid inside a turn, such as a KL penalty, is credited inside it and not to the turns before.
     """
+
+    critic = True
+    whiten = True
 
     turn_gamma: float = 0.95
     turn_lambda: float = 1.0
@@ -35,8 +38,8 @@ class BiLevelGAE:
         for field in fields(self):
             fraction(field.name, getattr(self, field.name))
 
-    def __call__(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Advantages and returns (advantage + value), both [N]."""
+    def __call__(self, streams: Streams) -> Estimate:
+        """Returns are advantage + value."""
         values, rewards = streams.values.double(), streams.rewards.double()
         ends = streams.step_ends | streams.segment_ends
         following = torch.cat([values[1:], values.new_zeros(1)])
@@ -44,7 +47,7 @@ class BiLevelGAE:
         advantages[ends] = self._of_turns(streams, ends)
         decay = torch.full_like(values, self.token_gamma * self.token_lambda).masked_fill(ends, 0.0)
         advantages = discounted_sums(advantages, decay)
-        return advantages.float(), (advantages + values).float()
+        return Estimate(advantages.float(), (advantages + values).float())
 
     def _of_turns(self, streams: Streams, ends: Tensor) -> Tensor:
         """[K] B of each turn."""

@@ -14,11 +14,14 @@ from dataclasses import astuple, dataclass, fields
 import torch
 from torch import Tensor
 
-from turnwise.batch import Streams
+from turnwise.batch import Estimate, Streams
 
 
 @dataclass(frozen=True)
 class DualGAE:
+    critic = True
+    whiten = True
+
     step_gamma: float = 0.99
     step_lambda: float = 0.95
     token_gamma: float = 1.0
@@ -28,8 +31,8 @@ class DualGAE:
         for field in fields(self):
             fraction(field.name, getattr(self, field.name))
 
-    def __call__(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Advantages and returns (advantage + value), both [N]."""
+    def __call__(self, streams: Streams) -> Estimate:
+        """Returns are advantage + value."""
         values = streams.values.double()
         following = torch.cat([values[1:], values.new_zeros(1)])
         following[streams.segment_ends] = streams.bootstraps.double()
@@ -38,7 +41,7 @@ class DualGAE:
         decay = torch.where(streams.step_ends, step_lambda, token_lambda) * gamma
         delta = streams.rewards.double() + gamma * following - values
         advantages = discounted_sums(delta, decay.masked_fill(streams.segment_ends, 0.0))
-        return advantages.float(), (advantages + values).float()
+        return Estimate(advantages.float(), (advantages + values).float())
 
 
 def token_gae(gamma: float = 1.0, lam: float = 1.0) -> DualGAE:

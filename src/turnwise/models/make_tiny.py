@@ -184,7 +184,7 @@ def as_segment(one: Demonstration, renderer: Renderer) -> Segment:
     reply = tuple(renderer.tokenizer.encode(one.reply + "<|im_end|>", add_special_tokens=False))
     generation = Generation(reply, (0.0,) * len(reply), "stop", 0)
     turn = Turn(Observation(""), renderer.prompt(one.messages), generation, None, 0, 0.0, "", "", "")
-    return Segment(0, 0, "", (turn,), "terminated", (), None)
+    return Segment(0, 0, "", 0, (turn,), "terminated", (), None)
 
 
 def imitate(policy: Policy, batch: Batch, recipe: Recipe, say: Say) -> None:

@@ -92,7 +92,7 @@ def example(episode: Segment) -> Example:
     whole = len(lines) <= FIRST + LAST
     return Example(
         episode.task,
-        episode.outcome.seed,
+        episode.seed,
         episode.turns[0].observation.instructions,
         len(lines),
         episode.end,

@@ -1,0 +1,50 @@
+"""Generalized advantage estimation over turns: every token of a turn has the same credit (VAGEN, arXiv:2510.16907).
+
+With V_k the value at the anchor of turn k, R_k the sum of its rewards, and V_K+1 the value of the next rendered prompt
+(0 where the task terminated):
+
+    A_k = R_k + turn_gamma V_k+1 - V_k + turn_gamma turn_lambda A_k+1
+
+At the first token V is the value of the state in which the turn began; at the last it knows the reply already. The
+critic learns at the anchors alone.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from turnwise.advantages import spans
+from turnwise.advantages.gae import discounted_sums, fraction
+from turnwise.batch import Estimate, Streams
+
+
+@dataclass(frozen=True)
+class TurnGAE:
+    """A turn without reward is a turn all the same; a question of the memory belongs to the turn it prepares."""
+
+    critic = True
+    whiten = True
+
+    turn_gamma: float = 0.95
+    turn_lambda: float = 1.0
+    anchor: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
+        for key in ("turn_gamma", "turn_lambda"):
+            fraction(key, getattr(self, key))
+        if self.anchor not in ("first", "last"):
+            raise ValueError(f"advantage.anchor is {self.anchor!r}; it is the first or the last token of a turn")
+
+    def __call__(self, streams: Streams) -> Estimate:
+        """Returns are those of the turn, at all its tokens; only the anchor is a target."""
+        ends = streams.step_ends | streams.segment_ends
+        anchors = ends if self.anchor == "last" else torch.cat([ends.new_ones(1), ends[:-1]])
+        values, last = streams.values.double()[anchors], streams.segment_ends[ends]
+        following = torch.cat([values[1:], values.new_zeros(1)])
+        following[last] = streams.bootstraps.double()
+        delta = spans.sums(streams.rewards.double(), ends) + self.turn_gamma * following - values
+        decay = torch.full_like(delta, self.turn_gamma * self.turn_lambda).masked_fill(last, 0.0)
+        advantages = discounted_sums(delta, decay)
+        returns = advantages + values
+        return Estimate(spans.spread(advantages, ends).float(), spans.spread(returns, ends).float(), anchors)

@@ -1,0 +1,88 @@
+"""Whole episodes as the tests' own arithmetic sees them, and what an estimator without a critic says of them."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from helpers import segment, streams_of, turn
+
+from turnwise.batch import Estimate, Streams
+from turnwise.types import Observation, Segment
+
+
+@dataclass(frozen=True)
+class Episode:
+    lengths: list[int]  # sampled tokens of each exchange with the model
+    asked: list[bool]  # by the memory; never the last
+    seen: list[str]  # the observation of each exchange: a question has that of the turn after it
+    rewards: list[float]  # one a token, a KL penalty included
+    seed: int
+    task: str = "goto"
+    end: str = "terminated"
+
+    @property
+    def total(self) -> float:
+        return sum(self.rewards)
+
+    @property
+    def turns(self) -> list[tuple[str, range]]:
+        """What each turn of the environment saw, and its tokens, those of the questions before it included."""
+        turns, start = [], 0
+        for last, asked, seen in zip(accumulate(self.lengths), self.asked, self.seen, strict=True):
+            if not asked:
+                turns.append((seen, range(start, last)))
+                start = last
+        return turns
+
+    def segment(self) -> Segment:
+        turns = [
+            replace(turn([1], [2] * length, of_memory=asked), observation=Observation(seen))
+            for length, asked, seen in zip(self.lengths, self.asked, self.seen, strict=True)
+        ]
+        return segment(*turns, end=self.end, task=self.task, seed=self.seed)
+
+
+def streams(episodes: Sequence[Episode]) -> Streams:
+    rewards = [reward for episode in episodes for reward in episode.rewards]
+    segments = [episode.segment() for episode in episodes]
+    return streams_of(segments, [0.0] * len(rewards), [0.0] * len(episodes), rewards)
+
+
+def credit(estimator: Callable[[Streams], Estimate], episodes: Sequence[Episode]) -> list[list[float]]:
+    """Advantages, a list for each episode."""
+    estimate = estimator(streams(episodes))
+    assert estimate.returns is None and estimate.targets is None
+    return [part.tolist() for part in estimate.advantages.split([len(episode.rewards) for episode in episodes])]
+
+
+def of_levels(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episode]]:
+    groups = defaultdict(list)
+    for episode in episodes:
+        groups[episode.task, episode.seed].append(episode)
+    return groups
+
+
+def group_of(episode: Episode, episodes: Sequence[Episode]) -> list[Episode]:
+    return of_levels(episodes)[episode.task, episode.seed]
+
+
+def make_episode(luck: random.Random) -> Episode:
+    """Ragged turns on few levels with few observations, some after questions; many rewards are 0."""
+    lengths, asked, seen = [], [], []
+    for _ in range(luck.randint(1, 4)):
+        looks = luck.choice("abc")
+        questions = luck.choice([0, 0, 1, 2])
+        asked += [True] * questions + [False]
+        seen += [looks] * (questions + 1)
+        lengths += [luck.randint(1, 4) for _ in range(questions + 1)]
+    rewards = [luck.choice([0.0, 0.0, luck.uniform(-1, 1)]) for _ in range(sum(lengths))]
+    end = luck.choice(["terminated", "truncated"])
+    return Episode(lengths, asked, seen, rewards, luck.randint(0, 2), luck.choice(["goto", "open"]), end)
+
+
+def cases(count: int = 1000) -> Iterator[list[Episode]]:
+    luck = random.Random(0)
+    for _ in range(count):
+        yield [make_episode(luck) for _ in range(luck.randint(1, 9))]

@@ -1,0 +1,32 @@
+"""The page on estimators says of each what its code says, and its own estimator works."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from helpers import segment, streams_of, turn
+
+from turnwise.config import COMPONENTS, parse_config
+
+PAGE = (Path(__file__).parents[2] / "docs" / "advantages.md").read_text()
+ROWS = re.findall(r"^\| `(\w+)`.*?\|.*?\| (yes|no) \| (yes|no) \|", PAGE, re.MULTILINE)
+
+
+def test_the_table_holds_every_estimator_with_what_it_needs():
+    assert {name for name, _, _ in ROWS} == set(COMPONENTS["advantage"])
+    for name, critic, whitened in ROWS:
+        model = {"critic": "separate" if critic == "yes" else "none"}
+        estimator = parse_config({"advantage": {"use": name}, "model": model}).advantage.make("advantage")
+        assert (estimator.critic, estimator.whiten) == (critic == "yes", whitened == "yes")
+
+
+def test_the_estimator_of_the_page_works(tmp_path: Path, monkeypatch: Any) -> None:
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert code
+    (tmp_path / "my.py").write_text(code[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    config = parse_config({"advantage": {"use": "my:AboveAverage", "share": 0.5}, "model": {"critic": "none"}})
+    streams = streams_of([segment(turn([1], [2, 3], 1.0)), segment(turn([1], [2], -1.0))], [0.0] * 3, [0.0] * 2)
+    assert config.advantage.make("advantage")(streams).advantages.tolist() == [0.5, 0.5, -0.5]
+    sys.modules.pop("my", None)
