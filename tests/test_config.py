@@ -190,8 +190,12 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         # components
         # a critic, or none
         ("rollout: {episodes: 1, e_len: 4}", ["rollout.e_len=4 does nothing while rollout.episodes is 1"]),
-        ("rollout: {filter_groups: true}", ["rollout.filter_groups compares the whole episodes", "rollout.group=8"]),
-        ("rollout: {group: 3}", ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"]),
+        ("rollout: {filter_groups: true}", ["rollout.filter_groups does nothing", "rollout.group=8"]),
+        ("rollout: {group: 4}", ["rollout.group=4 compares whole episodes", "set rollout.episodes=1"]),
+        (
+            "rollout: {group: 3, episodes: 1}",
+            ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"],
+        ),
         ("model: {critic: none}\nadvantage: {use: grpo}", ["advantage.use=grpo compares whole episodes", "episodes=1"]),
         ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set agent.use=tool or agent.use=single_turn"]),
         ("model: {critic: none}", ["advantage.use=dual_gae reads values", "model.critic=none", "advantage.use=grpo"]),

@@ -187,6 +187,8 @@ class Slot:
 
     def reward(self, amount: float) -> None:
         """Add to what the newest turn has earned."""
+        if not self._turns:
+            raise EpisodeFailure(f"the agent of {self.task} gave a reward before a turn")
         *before, last = self._turns
         self._turns = [*before, replace(last, reward=last.reward + amount)]
 
@@ -387,6 +389,7 @@ class Collector:
     async def _collect(self, engine: Engine) -> list[Segment]:
         for slot in self.slots:
             slot.tally = self.tally
+        self._align()
         rollout, turns = self.config.rollout, self.config.rollout.e_len
         if rollout.episodes is not None:
             await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
@@ -396,6 +399,15 @@ class Collector:
             while short := [slot for slot in self.slots if slot.collected < turns]:
                 await play_all(slot.play(engine, slot.collected + 1) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
+
+    def _align(self) -> None:
+        """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""
+        size = self.config.rollout.group
+        for first in range(0, len(self.slots) if size > 1 else 0, size):
+            group = self.slots[first : first + size]
+            newest = max(slot.episode.number for slot in group)
+            for slot in group:
+                slot.episode.number = newest
 
     def close(self) -> None:
         """Let go of the episodes under way and of the environments."""

@@ -18,8 +18,8 @@ COLOURS = ("blue", "purple", "green", "yellow", "red", "grey")
 class BabyAITeacher:
     """Plays missions of `known` colours, guessing now and then, and guesses at all others.
 
-    A colour is that which the mission names first, and so many of COLOURS are known. They are so few, and the guesses so
-    many, that play starts below the zero-shot results of Qwen2.5-3B-Instruct in the Verlog report (table 3).
+    A colour is that which the mission names first, and so many of COLOURS are known. They are so few, and the guesses
+    so many, that play starts below the zero-shot results of Qwen2.5-3B-Instruct in the Verlog report (table 3).
     """
 
     known: dict[str, int] = field(
