@@ -56,17 +56,18 @@ def on_policy(policy: Policy, segments: list[Segment]) -> Batch:
 @pytest.mark.parametrize("estimator", [GRPO(), RLOO()], ids=repr)
 def test_it_learns(tiny, estimator):
     policy = Policy(tiny[0], "none", reference=False)
-    optimizers = Optimizers(policy, UPDATE)
+    config = UpdateConfig(actor_lr=1e-2, minibatch=16, entropy=0)
+    optimizers = Optimizers(policy, config)
     returns = []
-    for step in range(12):
+    for step in range(20):
         segments = play(policy, step)
         returns.append(sum(one.outcome.episode_return for one in segments) / len(segments))
         batch = on_policy(policy, segments)
         credit = assign_credit(batch, policy.score(batch, 10_000), estimator, 0.0)
-        figures = update(policy, optimizers, batch, credit, UPDATE, KLConfig(), step)
+        figures = update(policy, optimizers, batch, credit, config, KLConfig(), step)
         assert not any(name.startswith("critic/") for name in {**figures, **measure_credit(batch, credit)})
-    assert sum(returns[:2]) / 2 < 1.3
-    assert sum(returns[-2:]) / 2 > 1.7
+    assert returns[0] < 1.2
+    assert sum(returns[-4:]) / 4 > 1.6  # of 2
 
 
 def test_there_is_no_critic_at_all(tiny):
