@@ -57,6 +57,7 @@ class ChatTemplate:
         # The special tokens with which replies end.
         self.ends = frozenset(token for token in (self._end, self._call_end[1], *others) if token is not None)
         self.shows_tools = self._shows_tools()
+        self.shows_reasoning = self._shows_reasoning()
 
     def write(self, messages: Sequence[Message], tools: Tools = (), reply: bool = True) -> str:
         """The conversation, and with `reply` the opening of the next reply. Raises ValueError if it is refused."""
@@ -157,6 +158,12 @@ class ChatTemplate:
         nothing = {"type": "object", "properties": {}, "required": []}
         tool = {"type": "function", "function": {"name": name, "description": "", "parameters": nothing}}
         return name in self.write([ASK], [tool])
+
+    def _shows_reasoning(self) -> bool:
+        """Whether reasoning that stands apart from the content is shown at least where nothing follows it."""
+        thought = mark_of([])
+        reply: Message = {"role": "assistant", "content": "!", "reasoning_content": thought}
+        return self.takes(ASK, reply) and thought in self.write([ASK, reply], reply=False)
 
     def _special_at(self, text: str) -> tuple[str, int] | None:
         """The special token with which a text begins after its blanks; of several the longest."""

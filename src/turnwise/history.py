@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from os.path import commonprefix
 
 from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of
 from turnwise.types import Message
@@ -88,7 +87,14 @@ class Inference:
         return [number for number in replies if marks[number] in text]
 
     def _fitting(self, reply: Message) -> Message:
-        """Some templates take no content beside the reasoning of a call, others no more than one call."""
+        """Some templates know of no reasoning, or of no content beside that of a call, or of one call a reply alone."""
+        thoughts = reply.get("reasoning_content")
+        if thoughts and not self._template.shows_reasoning:
+            reply = {
+                **reply,
+                "reasoning_content": "",
+                "content": f"<think>\n{thoughts}\n</think>\n\n{reply['content']}",
+            }
         if not reply.get("tool_calls"):
             return reply
         thoughts = "\n\n".join(filter(None, (reply.get("reasoning_content"), reply["content"])))
@@ -110,8 +116,10 @@ class Inference:
         reply: Message = {"role": "assistant", "content": hole}
         if not self._template.takes(ASK, reply, ASK):
             return "", opening
-        text = self._template.write([ASK, reply, ASK], reply=False)
-        return commonprefix([opening, text[len(question) :]]), opening
+        header, begun = opening, self._template.write([ASK, reply, ASK], reply=False)[len(question) :]
+        while not begun.startswith(header):  # an opening that opens the reasoning too is not that of an old reply
+            header = header[:-1]
+        return header, opening
 
     def _reopened(self, before: str) -> str:
         """The text before a reply with the opening that the reply was sampled after."""
