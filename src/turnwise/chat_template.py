@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.types import Message, MessageCall
+from turnwise.types import CalledFunction, Message, MessageCall
 
 Tools = Sequence[Mapping[str, Any]]  # the nested form of OpenAI: {"type": "function", "function": {...}}
 
@@ -203,6 +203,12 @@ def _answers_as_questions(messages: list[dict[str, Any]]) -> list[dict[str, Any]
             one = {"role": "user", "content": f"{told.pop()['content']}\n{one['content']}"}
         told.append(one)
     return told
+
+
+def unread_call(answer: Message) -> MessageCall:
+    """The call that is answered, where nobody could read it."""
+    function: CalledFunction = {"name": answer.get("name", "tool"), "arguments": {}}
+    return {"id": answer.get("tool_call_id", _ID), "type": "function", "function": function}
 
 
 def _calling(name: str, argument: str) -> Message:

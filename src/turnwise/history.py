@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of
+from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of, unread_call
 from turnwise.types import Message
 
 Conversation = tuple[str, list[tuple[Sequence[int], Sequel]]]
@@ -52,12 +52,14 @@ class Exact:
 class Inference:
     """What the template makes of the whole conversation, as in production: old reasoning may be left out.
 
-    A reply whose reasoning the template shows stands as it was sampled, any other as the template writes it.
+    A reply whose reasoning the template shows stands as it was sampled, any other as the template writes it. So the
+    conversation is written twice for every prompt: first to see what is shown.
     """
 
     def __init__(self, template: ChatTemplate, text: Callable[[Sequence[int]], str]):
         self._template = template
         self._text = text
+        self._fitting = lru_cache(maxsize=_CACHED)(self._fit)
         self._header, self._opening = self._find_opening()
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
@@ -75,8 +77,13 @@ class Inference:
         return pieces[0].rest, list(zip(ids, pieces[1:], strict=True))
 
     def plain(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages without ids, in a form that the template takes."""
-        return [self._fitting(one) if "token_ids" in one else one for one in messages]
+        """The messages without their ids, in a form that the template takes."""
+        plain = [self._fitted(one) if "token_ids" in one else one for one in messages]
+        if self._template.names_answers:
+            for number, (one, following) in enumerate(pairwise(plain)):
+                if one["role"] == "assistant" and following["role"] == "tool" and not one.get("tool_calls"):
+                    plain[number] = {**one, "tool_calls": [unread_call(following)]}
+        return plain
 
     def _kept(self, plain: list[Message], marks: list[str], replies: list[int], tools: Tools) -> list[int]:
         """The replies whose reasoning, or else whose content or call, the template shows."""
@@ -86,21 +93,20 @@ class Inference:
         text = self._template.write(asked, tools)
         return [number for number in replies if marks[number] in text]
 
-    def _fitting(self, reply: Message) -> Message:
-        """Some templates know of no reasoning, or of no content beside that of a call, or of one call a reply alone."""
-        thoughts = reply.get("reasoning_content")
+    def _fitted(self, reply: Message) -> Message:
+        ids = tuple(reply.get("token_ids", ()))
+        return self._fitting(json.dumps({key: value for key, value in reply.items() if key != "token_ids"}), ids)
+
+    def _fit(self, reply_json: str, ids: tuple[int, ...]) -> Message:
+        """A reply for templates that know of no reasoning, of no content beside it, or of one call a reply alone."""
+        reply = json.loads(reply_json)
+        thoughts, said = reply.get("reasoning_content"), reply["content"]
         if thoughts and not self._template.shows_reasoning:
-            reply = {
-                **reply,
-                "reasoning_content": "",
-                "content": f"<think>\n{thoughts}\n</think>\n\n{reply['content']}",
-            }
-        if not reply.get("tool_calls"):
-            return reply
-        thoughts = "\n\n".join(filter(None, (reply.get("reasoning_content"), reply["content"])))
-        joined: Message = {**reply, "content": "", "reasoning_content": thoughts}
-        bare: Message = {"role": "assistant", "content": self._text(reply.get("token_ids", ()))}
-        return next((one for one in (reply, joined) if self._template.takes(ASK, one)), bare)
+            reply |= {"reasoning_content": "", "content": f"<think>\n{thoughts}\n</think>\n\n{said}"}
+        joined = {**reply, "content": "", "reasoning_content": "\n\n".join(filter(None, (thoughts, said)))}
+        forms: list[Message] = [reply, joined] if reply.get("tool_calls") else [reply]
+        bare: Message = {"role": "assistant", "content": self._text(ids)}
+        return next((form for form in forms if self._template.takes(ASK, form)), bare)
 
     def _in_call(self, reply: Message) -> bool:
         """Whether a mark in the place of this reply stands in its call, for the sake of the answers after it."""

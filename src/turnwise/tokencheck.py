@@ -104,7 +104,8 @@ def _quote(text: str, span: tuple[int, int]) -> str:
 
 def _other_tokens(renderer: Renderer, row: Sequence[int], whole: Sequence[int]) -> str:
     """How rows differ that spell the same text."""
-    place = next(number for number, (ours, theirs) in enumerate(zip(row, whole, strict=False)) if ours != theirs)
+    pairs = enumerate(zip(row, whole, strict=False))
+    place = next((number for number, (ours, theirs) in pairs if ours != theirs), min(len(row), len(whole)) - 1)
     ours, theirs = (_text(renderer, [ids[place]]) for ids in (row, whole))
     return f"the text is the same, but its token {place} is {ours!r} where the template's is {theirs!r}"
 
