@@ -19,7 +19,8 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "seeds", "protocols", "parse", "memory", "config", "toolcalls", "tools", "envs", "render", "rollout"),
+    *("types", "seeds", "protocols", "parse", "memory", "config", "toolcalls", "tools", "envs"),
+    *("chat_template", "history", "render", "tokencheck", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -27,7 +28,8 @@ ORDER = [
 TORCH_FREE = [
     name
     for name in FILES
-    if name in ("types", "protocols", "parse", "seeds", "render", "rollout", "config")
+    if name in ("types", "protocols", "parse", "seeds", "config")
+    or name in ("chat_template", "history", "render", "tokencheck", "rollout")
     or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools")
 ]
 
@@ -99,7 +101,10 @@ def test_records_environments_and_memories_run_without_torch():
         ("loss", set()),
         ("checkpoint", set()),
         ("parse", {"types"}),
-        ("render", {"types"}),
+        ("chat_template", {"types"}),
+        ("history", {"types", "chat_template"}),
+        ("render", {"types", "chat_template", "history"}),
+        ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
         ("policy", {"batch", "trunk"}),
