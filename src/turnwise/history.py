@@ -60,7 +60,7 @@ class Inference:
         self._template = template
         self._text = text
         self._fitting = lru_cache(maxsize=_CACHED)(self._fit)
-        self._header, self._opening = self._find_opening()
+        self._header, self._opening = self._find_openings()
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
         plain = self.plain(messages)
@@ -71,8 +71,9 @@ class Inference:
         pieces = [Sequel("", None, self._template.write(holes, tools))]
         for number in kept:
             last = pieces.pop()
-            before, after = self._template.after(marks[number], last.rest, self._in_call(plain[number]))
-            pieces += [Sequel(last.close, last.close_id, self._reopened(before)), after]
+            called = self._in_call(plain[number])
+            before, after = self._template.after(marks[number], last.rest, called)
+            pieces += [Sequel(last.close, last.close_id, self._reopened(before, called)), after]
         ids = [messages[number].get("token_ids", ()) for number in kept]
         return pieces[0].rest, list(zip(ids, pieces[1:], strict=True))
 
@@ -98,15 +99,17 @@ class Inference:
         return self._fitting(json.dumps({key: value for key, value in reply.items() if key != "token_ids"}), ids)
 
     def _fit(self, reply_json: str, ids: tuple[int, ...]) -> Message:
-        """A reply for templates that know of no reasoning, of no content beside it, or of one call a reply alone."""
+        """A reply for templates that know of no reasoning, of none beside content, of no calls, or of one at a time."""
         reply = json.loads(reply_json)
-        thoughts, said = reply.get("reasoning_content"), reply["content"]
+        thoughts, said, calls = reply.get("reasoning_content"), reply["content"], reply.get("tool_calls")
+        bare: Message = {"role": "assistant", "content": self._text(ids)}
+        if calls and not self._template.shows_calls:
+            return bare
         if thoughts and not self._template.shows_reasoning:
             reply |= {"reasoning_content": "", "content": f"<think>\n{thoughts}\n</think>\n\n{said}"}
         joined = {**reply, "content": "", "reasoning_content": "\n\n".join(filter(None, (thoughts, said)))}
-        forms: list[Message] = [reply, joined] if reply.get("tool_calls") else [reply]
-        bare: Message = {"role": "assistant", "content": self._text(ids)}
-        return next((form for form in forms if self._template.takes(ASK, form)), bare)
+        forms: list[Message] = [reply, joined] if calls else [reply]
+        return next((form for form in forms if self._template.attempt(ASK, form)), bare)
 
     def _in_call(self, reply: Message) -> bool:
         """Whether a mark in the place of this reply stands in its call, for the sake of the answers after it."""
@@ -115,22 +118,24 @@ class Inference:
     def _hole(self, reply: Message, mark: str) -> Message:
         return _marked_call(reply, mark) if self._in_call(reply) else {"role": "assistant", "content": mark}
 
-    def _find_opening(self) -> tuple[str, str]:
-        """With what a reply in the history begins, and with what the template opens the next one."""
-        hole, question = mark_of([]), self._template.write([ASK], reply=False)
-        opening = self._template.write([ASK])[len(question) :]
-        reply: Message = {"role": "assistant", "content": hole}
-        if not self._template.takes(ASK, reply, ASK):
-            return "", opening
-        header, begun = opening, self._template.write([ASK, reply, ASK], reply=False)[len(question) :]
-        while not begun.startswith(header):  # an opening that opens the reasoning too is not that of an old reply
-            header = header[:-1]
-        return header, opening
+    def _find_openings(self) -> tuple[str, str]:
+        """What the template writes before the content of a past reply, and before one that is yet to come."""
+        hole = mark_of([])
+        question, opened = self._template.attempt(ASK, reply=False), self._template.attempt(ASK)
+        past = self._template.attempt(ASK, {"role": "assistant", "content": hole}, ASK)
+        if hole not in past or not past.startswith(question) or not opened.startswith(question):
+            return "", ""
+        return past[len(question) :].partition(hole)[0], opened[len(question) :]
 
-    def _reopened(self, before: str) -> str:
-        """The text before a reply with the opening that the reply was sampled after."""
-        place = before.rfind(self._header) if self._header else -1
-        return before if place < 0 else before[:place] + self._opening
+    def _reopened(self, before: str, called: bool) -> str:
+        """The text before a past reply, with the opening that the reply was sampled after.
+
+        That of a reply to come may open its reasoning as well, or leave the channel to the model.
+        """
+        if called:  # more markup stands between the opening and the mark
+            start, found, _ = before.rpartition(self._opening)
+            return start + found or before
+        return before.removesuffix(self._header) + self._opening if before.endswith(self._header) else before
 
 
 def _marked(reply: Message, mark: str) -> Message:
