@@ -26,10 +26,8 @@ NUMBERS = [{"prompt": f"number {n}"} for n in range(400)]
 
 
 def test_two_files_are_the_two_splits(write):
-    config = DataConfig(
-        train=[write("a.jsonl", NUMBERS[:3]), write("b.jsonl", NUMBERS[3:5])], test=[write("c.jsonl", NUMBERS[5:7])]
-    )
-    data = load_data(config)
+    train = [write("a.jsonl", NUMBERS[:3]), write("b.jsonl", NUMBERS[3:5])]
+    data = load_data(DataConfig(train=train, test=[write("c.jsonl", NUMBERS[5:7])]))
     assert prompts(data.train) == [f"number {n}" for n in range(5)]
     assert [sample.index for sample in data.train] == [0, 1, 2, 3, 4]
     assert (prompts(data.test), data.shared) == (["number 5", "number 6"], 0)
