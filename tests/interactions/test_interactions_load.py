@@ -38,14 +38,15 @@ interaction:
   - name: gsm8k
     class_name: "turnwise.interactions.gsm8k.Gsm8kInteraction"
     config: {timeout_s: 5}
-  - class_name: test_load_interactions:WeatherInteraction
+  - class_name: test_interactions_load:WeatherInteraction
 """
+SCRIPTED = "interaction: [{{class_name: turnwise.interactions.scripted.Scripted, config: {}}}]"
+SOLVER = "interaction: [{{class_name: turnwise.interactions.gsm8k.Gsm8kInteraction, config: {}}}]"
 
 
 @pytest.fixture
-def load(tmp_path, monkeypatch):
+def load(tmp_path):
     def load(text):
-        monkeypatch.setitem(__import__("sys").modules, "test_load_interactions", __import__("sys").modules[__name__])
         (tmp_path / "users.yaml").write_text(text)
         return load_interactions(tmp_path / "users.yaml")
 
