@@ -75,6 +75,11 @@ class Shout:
         return {"prompt": f"{split} {index} {row['text'].upper()}"}
 
 
+class Lose:
+    def __call__(self, row, index, split):
+        return None
+
+
 def test_a_converter_of_ones_own(write):
     config = {"train": write("a.jsonl", [{"text": "a"}]), "test": write("b.jsonl", [{"text": "b"}])}
     data = load_data(DataConfig.model_validate({**config, "convert": {"use": f"{__name__}:Shout"}}))
@@ -87,6 +92,9 @@ def test_a_converter_of_ones_own(write):
         ({}, [], ["data.held_out=0.1", "0 samples", "data.test"]),
         ({}, NUMBERS[:1], ["data.held_out=0.1 of 1 samples", "data.test"]),
         ({}, [{"prompt": "a"}, {"prompt": 3}], ["a.jsonl, line 2", "column prompt is 3"]),
+        ({}, [{"prompt": "a"}, 3], ["a.jsonl, line 2 is 3", "a row is an object with columns"]),
+        ({"convert": {"use": f"{__name__}:Shout"}}, [{}], ["a.jsonl, line 1 cannot be converted: KeyError: 'text'"]),
+        ({"convert": {"use": f"{__name__}:Lose"}}, [{}], ["a.jsonl, line 1 is None", "object"]),
         ({"convert": {"use": "gsm8k"}}, [{"prompt": "a"}], ["a.jsonl, line 1", "cannot be converted", "question"]),
         ({"test": ["{a}"]}, NUMBERS, ["no train samples"]),
         ({"test": ["nowhere"]}, NUMBERS, ["data.test is 'nowhere'"]),

@@ -120,6 +120,7 @@ def test_two_users_of_one_name_are_refused():
     ("sample", "words"),
     [
         ({}, ["interaction_kwargs.name", "None", "gsm8k, scripted"]),
+        ({"name": ["gsm8k"]}, ["interaction_kwargs.name", "['gsm8k']"]),
         ({"name": "gsm9k"}, ["'gsm9k'", "did you mean 'gsm8k'"]),
         ({"name": "gsm8k", "truth": 1}, ["truth", "Gsm8kInteraction"]),
         ({"name": "gsm8k", "ground_truth": 1, "messages": []}, ["reserved"]),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.calling import Overrun, bounded, fitting, invoke
 from turnwise.interactions.base import BaseInteraction
+from turnwise.rewards.reward import finite
 from turnwise.types import Message
 
 
@@ -78,7 +78,7 @@ class _Failure(Exception):
 
 def _checked(name: str, answer: Any) -> UserTurn:
     match answer:
-        case (bool(done), str(text), int() | float() as reward, Mapping() as metrics) if math.isfinite(reward):
+        case (bool(done), str(text), reward, Mapping() as metrics) if (value := finite(reward)) is not None:
             # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
-            return UserTurn(done, text.encode("utf-8", "replace").decode(), float(reward), metrics)
+            return UserTurn(done, text.encode("utf-8", "replace").decode(), value, metrics)
     raise _Failure(f"interaction {name} answered {answer!r:.80}; answer (done, text, finite reward, dict of figures)")
