@@ -136,7 +136,7 @@ def test_records_environments_and_memories_run_without_torch():
             for name in sorted(siblings("data"))
         ),
         *(
-            (name, {"types", "seeds", "config", "calling", "hosted", "rewards.gsm8k", *siblings("interactions")})
+            (name, {"types", "seeds", "config", "calling", "hosted", *siblings("rewards"), *siblings("interactions")})
             for name in sorted(siblings("interactions"))
         ),
     ],

@@ -537,4 +537,6 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "value_error":
         return message
+    if first["type"] == "missing":
+        return f"{key} is missing"
     return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"
