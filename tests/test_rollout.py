@@ -499,7 +499,7 @@ class Pausing(Counter):
 class Heavy(Scripted):
     """A model of which one forward pass takes longer than an environment may."""
 
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, request_id=""):
         if len(self.prompts) == 2:
             time.sleep(0.5)
         return await super().generate(prompt_ids, sampling)
@@ -515,7 +515,7 @@ def test_a_slow_model_does_not_make_an_environment_late(renderer):
 
 
 class Faulty(Scripted):
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, request_id=""):
         await asyncio.sleep(0)
         raise ArithmeticError("no more memory")
 

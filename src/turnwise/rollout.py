@@ -104,6 +104,10 @@ class Slot:
         """Turns in the environment since the batch began."""
         return sum(not turn.of_memory for turns in (self._turns, *(s.turns for s in self.segments)) for turn in turns)
 
+    @property
+    def _request_id(self) -> str:
+        return f"{self.task}/{self.index}/{self.episode.number}"
+
     async def play(self, engine: Engine, turns: int) -> None:
         while self.collected < turns:
             await self.turn(engine)
@@ -135,7 +139,7 @@ class Slot:
 
         prompt = await self._prompt(ask)
         self.tally.shortened_prompts += self._shortened
-        generation = await engine.generate(prompt, self._sampling())
+        generation = await engine.generate(prompt, self._sampling(), self._request_id)
         text = self.renderer.text(generation.token_ids)
         action = await self._understand(text)
         feedback = await self.host.step(action.text)
@@ -170,7 +174,7 @@ class Slot:
     async def _consult(self, engine: Engine, observation: Observation, messages: list[Message]) -> Turn:
         """A question of the memory, as a turn of reward 0."""
         prompt = self.renderer.prompt(messages)
-        generation = await engine.generate(prompt, self._sampling())
+        generation = await engine.generate(prompt, self._sampling(), self._request_id)
         text = self.renderer.text(generation.token_ids)
         return Turn(observation, prompt, generation, None, 0, 0.0, text, text, text)
 

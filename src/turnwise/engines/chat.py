@@ -65,7 +65,7 @@ class ChatEngine:
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None  # whose connections the client holds
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         """Without log-probs, and without filters: evaluation samples from the whole distribution."""
         try:
             answer = await self._connected().chat.completions.create(
