@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,16 @@ class SGLangServer:
                 # Whether events hold all tokens so far or the new ones alone is an option of the server.
                 new = facts["completion_tokens"] - seen
                 seen += new
-                yield self._piece(event["output_ids"], facts, new)
+                piece = self._piece(event["output_ids"], facts)
+                old = len(piece.token_ids) - new
+                yield replace(piece, token_ids=piece.token_ids[old:], logprobs=piece.logprobs[old:])
 
-    def _piece(self, ids: Sequence[int], facts: dict[str, Any], new: int) -> Piece:
+    def _piece(self, ids: Sequence[int], facts: dict[str, Any]) -> Piece:
         reason = facts["finish_reason"] and facts["finish_reason"]["type"]
         if reason is not None and reason not in _FINISH:
             raise ServerFailure(f"the server at {self.name} broke off: {facts['finish_reason']}")
         scored = facts["output_token_logprobs"]
-        fresh, logprobs = ids[len(ids) - new :], [one[0] for one in scored[max(0, len(scored) - new) :]]
-        return make_piece(self.name, fresh, logprobs, reason and _FINISH[reason], self._stop_ids)
+        return make_piece(self.name, ids, [one[0] for one in scored], reason and _FINISH[reason], self._stop_ids)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Any]:
         return {
