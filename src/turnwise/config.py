@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -25,6 +25,11 @@ COMPONENTS = {
         "note": "turnwise.memory.note:Note",
     },
     "parser": {"think_act": "turnwise.parse:ThinkAct"},
+    "engine": {
+        "local": "turnwise.engines.make:local",
+        "vllm": "turnwise.engines.make:vllm",
+        "sglang": "turnwise.engines.make:sglang",
+    },
     "advantage": {
         "dual_gae": "turnwise.advantages.gae:DualGAE",
         "gae": "turnwise.advantages.gae:token_gae",
@@ -33,7 +38,7 @@ COMPONENTS = {
     },
 }
 # Arguments that the framework passes by itself.
-_GIVEN = {"parser": {"actions", "default"}}
+_GIVEN = {"parser": {"actions", "default"}, "engine": {"trained"}}
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,6 +67,14 @@ class Component(BaseModel):
 
     def make(self, kind: str, **given: Any) -> Any:
         """Build the part; `given` is what the framework adds."""
+        factory = self.find(kind)
+        try:
+            return factory(**self.arguments, **given)
+        except TypeError as error:
+            raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+
+    def find(self, kind: str) -> Callable[..., Any]:
+        """What makes the part; it has every argument that is given here."""
         factory = load_object(f"{kind}.use", COMPONENTS[kind].get(self.use, self.use), COMPONENTS[kind])
         if not callable(factory):
             raise ValueError(f"{kind}.use is {self.use!r}, which is no class")
@@ -69,10 +82,7 @@ class Component(BaseModel):
         for key in self.arguments:
             if key not in allowed or key in _GIVEN.get(kind, ()):
                 raise ValueError(f"unknown key {kind}.{key}{nearest(key, set(allowed) - _GIVEN.get(kind, set()))}")
-        try:
-            return factory(**self.arguments, **given)
-        except TypeError as error:
-            raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+        return factory
 
 
 class ModelConfig(_Strict):
@@ -189,6 +199,7 @@ class Config(_Strict):
     environment: EnvironmentConfig = EnvironmentConfig()
     memory: Component = Component(use="window")
     parser: Component = Component(use="think_act")
+    engine: Component = Component(use="local")  # where tokens are sampled: docs/servers.md
     advantage: Component = Component(use="dual_gae")
     rollout: RolloutConfig = RolloutConfig()
     kl: KLConfig = KLConfig()
@@ -226,6 +237,7 @@ class Config(_Strict):
         self.memory.make("memory")
         self.advantage.make("advantage")
         self.parser.make("parser")
+        self.engine.find("engine")
         return self
 
 

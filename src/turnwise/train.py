@@ -12,7 +12,7 @@ from typing import Any
 from turnwise import checkpoint
 from turnwise.batch import pack
 from turnwise.config import Config
-from turnwise.engines.local import LocalEngine
+from turnwise.engines.make import make_engine
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
@@ -59,7 +59,7 @@ class Training:
         updates = config.steps * config.update.epochs
         minibatches = config.rollout.n_env * config.rollout.e_len // config.update.minibatch
         self.optimizers = Optimizers(self.policy, config.update, updates * minibatches)
-        self.engine: Engine = LocalEngine(self.policy.actor, renderer.stop_ids, precision)
+        self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
         self.recent = Recent(list(config.environment.tasks))

@@ -29,7 +29,7 @@ def test_an_episode_stays_where_it_is_however_busy_that_server_gets():
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20))
 def test_a_new_request_goes_where_the_fewest_tokens_are_outstanding(loads):
-    router, outstanding = Router(NAMES, 3), Counter({name: 0 for name in NAMES})
+    router, outstanding = Router(NAMES, 3), Counter(dict.fromkeys(NAMES, 0))
     with ExitStack() as stack:
         for number, tokens in enumerate(loads):
             chosen = router.choose(f"{number}")
@@ -45,7 +45,9 @@ def test_ties_do_not_all_fall_to_one_server_and_fall_alike_in_every_process():
     code = "from turnwise.engines.routing import Router\n"
     code += f"print([Router({NAMES!r}, 3).choose(id) for id in {IDS!r}])"
     for salt in ("1", "2"):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": salt})
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": salt}
+        )
         assert done.stdout.strip() == str(chosen), done.stderr
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from turnwise.engines.reply import Reply
 from turnwise.engines.routing import Counters, Router
-from turnwise.engines.servers import Piece, Server, ServerFailure
+from turnwise.engines.servers import Piece, Server, ServerFailure, WrongWeights
 from turnwise.engines.weights import WeightsFolder
 from turnwise.seeds import derive
 from turnwise.types import Finish, Generation, Sampling
@@ -148,6 +148,9 @@ class LLMServerClient:
             with self._router.busy(server.name, len(prompt) + rest.max_tokens):
                 async with attempt.scope, aclosing(server.stream(prompt, rest, attempt.version)) as pieces:
                     return await self._read(attempt, server, pieces, reply)
+        except WrongWeights:
+            reply.cut(done)
+            raise
         except TimeoutError:
             if attempt.era != self._era:
                 return None

@@ -18,6 +18,11 @@ class Reply:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
+    def cut(self, length: int) -> None:
+        """Forget what came after so many tokens."""
+        for kept in (self.tokens, self.logprobs, self.versions):
+            del kept[length:]
+
     def finished(self, reason: Finish) -> Generation:
         versions = tuple(self.versions) if len(set(self.versions)) > 1 else ()
         return Generation(tuple(self.tokens), tuple(self.logprobs), reason, self.versions[-1], versions)

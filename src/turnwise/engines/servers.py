@@ -23,6 +23,13 @@ class ServerFailure(Exception):
         self.gone = gone
 
 
+class WrongWeights(ServerFailure):
+    """The server was started anew in secret: all that it sampled for this request since it was asked is void."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason, gone=True)
+
+
 @dataclass(frozen=True)
 class Piece:
     """The next tokens of a reply."""
@@ -109,15 +116,11 @@ class Line:
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for something that may take minutes, such as reading weights."""
-        try:
-            response = self._httpx.post(
-                f"{self.url}{path}", json=dict(body), timeout=_LOAD_TIMEOUT_S, verify=self._trust, trust_env=False
-            )
-        except self._httpx.HTTPError as error:
-            raise ServerFailure(f"the server at {self.url} is gone ({error!r})", gone=True) from error
-        if response.status_code != 200:
-            self._refuse(path, response)
-        return response.json()
+        return self._ask("POST", path, dict(body))
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Ask what the server says of itself."""
+        return self._ask("GET", path, None)
 
     def answers(self, path: str) -> bool:
         """Whether a GET is answered with 200."""
@@ -126,6 +129,17 @@ class Line:
         except self._httpx.HTTPError:
             return False
         return get.status_code == 200
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        try:
+            response = self._httpx.request(
+                method, f"{self.url}{path}", json=body, timeout=_LOAD_TIMEOUT_S, verify=self._trust, trust_env=False
+            )
+        except self._httpx.HTTPError as error:
+            raise ServerFailure(f"the server at {self.url} is gone ({error!r})", gone=True) from error
+        if response.status_code != 200:
+            self._refuse(path, response)
+        return response.json() if response.content else {}
 
     def _refuse(self, path: str, response: Any) -> None:
         words = " ".join(response.text.split())[:_WORDS]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.engines.servers import Line, Piece, ServerFailure, make_piece
+from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece
 from turnwise.types import Finish, Sampling
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
@@ -34,7 +34,7 @@ class SGLangServer:
                     raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
                 facts = event["meta_info"]
                 if self._loaded and facts["weight_version"] != str(version):
-                    raise ServerFailure(f"the server at {self.name} came back with other weights", gone=True)
+                    raise WrongWeights(f"the server at {self.name} came back with other weights")
                 # Whether events hold all tokens so far or the new ones alone is an option of the server.
                 new = facts["completion_tokens"] - seen
                 seen += new
