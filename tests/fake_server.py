@@ -29,13 +29,14 @@ class Fake:
         fault: Callable[[int, int], Fault] = lambda request, place: "",
         incremental: bool = True,
         logprobs_mode: str = "processed_logprobs",
+        port: int = 0,
     ):
         self.wire, self.brain, self.fault, self.incremental = wire, brain, fault, incremental
         self.logprobs_mode = logprobs_mode
         self.asked: list[dict[str, Any]] = []  # bodies of requests to generate
         self.broken = 0  # streams whose reader went away
         self.released = threading.Event()  # those that hang
-        self.port = 0
+        self.port = port
         self.revive()
 
     @property
