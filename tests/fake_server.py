@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from safetensors.torch import load_file
-from servers import STOP, Brain, hashed
+from brains import STOP, Brain, hashed
+from safetensors.numpy import load_file
 
 Wire = Literal["vllm", "sglang"]
 Fault = Literal["", "die", "hang", "500", "400", "error", "abort", "short", "nan", "end"]

@@ -5,21 +5,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from brains import STOP, hashed
 from safetensors.torch import load_file
 
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.servers import Piece, ServerFailure
-from turnwise.seeds import derive
 from turnwise.types import Sampling
-
-STOP = 7
-Brain = Callable[[Sequence[int], float], tuple[int, float]]  # all ids so far, and the weights: a token, its log-prob
-
-
-def hashed(ids: Sequence[int], weight: float) -> tuple[int, float]:
-    """A model whose every token depends on all before it, and on the weights."""
-    token = derive("token", *map(str, ids), f"{weight:g}") % 60
-    return token, -token / 100 - 0.01
 
 
 @dataclass

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import brains
 import pytest
 import torch
+from brains import STOP, hashed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import STOP, Direct, DirectLocal, hashed
+from servers import Direct, DirectLocal
 
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.local import LocalEngine
@@ -26,10 +28,7 @@ PROMPTS = [tuple(range(n, 3 * n)) for n in range(1, 13)]
 
 
 def expected(prompt: Sequence[int], weight: float = 0.0, most: int = 24) -> tuple[int, ...]:
-    ids = list(prompt)
-    while len(ids) < len(prompt) + most and (len(ids) == len(prompt) or ids[-1] != STOP):
-        ids.append(hashed(ids, weight)[0])
-    return tuple(ids[len(prompt) :])
+    return brains.expected(prompt, most, weight)
 
 
 LONG = next(prompt for prompt in PROMPTS if len(expected(prompt)) == 24)  # meets no stop token

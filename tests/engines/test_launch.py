@@ -73,9 +73,7 @@ def test_a_server_that_is_killed_is_started_again_and_ends_with_us(tmp_path, por
 
 def test_a_server_ends_when_whoever_started_it_is_killed(tmp_path, port, born):
     arguments = f"{command(tmp_path, port)!r}, pathlib.Path({str(tmp_path / 'log')!r}), {{}}"
-    code = (
-        f"import pathlib, time, turnwise.engines.launch as launch\nit = launch.Launched({arguments})\ntime.sleep(600)"
-    )
+    code = f"import pathlib, time, turnwise.engines.launch as it\nit = it.Launched({arguments})\ntime.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", code])
     until(lambda: listens(port))
     parent.kill()

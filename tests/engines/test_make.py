@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from brains import STOP, hashed
 from fake_server import Fake
 from helpers import play_config
-from servers import STOP, hashed
 
 from turnwise.config import Config, parse_config
 from turnwise.engines.client import LLMServerClient
@@ -69,27 +68,18 @@ def python(tmp_path: Path) -> Path:
 
 
 def test_a_server_is_started_killed_and_started_again_with_the_newest_weights(tiny, tmp_path, python):
-    launch = {
-        "use": "vllm",
-        "launch": 1,
-        "python": str(python),
-        "options": {"max-model-len": 64, "enforce-eager": True},
-    }
-    engine = make(tiny, tmp_path, launch)
+    options = {"max-model-len": 64, "enforce-eager": True}
+    engine = make(tiny, tmp_path, {"use": "vllm", "launch": 1, "python": str(python), "options": options})
     assert isinstance(engine, LLMServerClient)
     engine.load({"weight": torch.tensor(3.0)}, 1)
-    assert sampled(engine) == (first(3.0),)
+    assert sampled(engine) == (first(3.0),) != (first(0.0),)
     (url,) = engine.counters
+    pid, _, told = (tmp_path / "notes").read_text().strip().partition(" ")
     port = url.rpartition(":")[2]
-    told = (tmp_path / "notes").read_text()
     for flag in (f"--port {port}", "--host 127.0.0.1", "--dtype float32", "--max-model-len 64", "--enforce-eager "):
         assert flag in f"{told} "
-    served = f"fake_vllm.py {tmp_path / 'notes'}"
-    (pid,) = subprocess.run(
-        ["pgrep", "-f", f"^{sys.executable} .*{served}"], capture_output=True, text=True
-    ).stdout.split()
     os.kill(int(pid), signal.SIGKILL)
-    assert sampled(engine) == (first(3.0),) != (first(0.0),)
+    assert sampled(engine) == (first(3.0),)
     assert engine.counters[url].failures >= 1
     assert len((tmp_path / "notes").read_text().splitlines()) == 2
     engine.close()

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import brains
 import pytest
 import torch
+from brains import STOP
 from fake_server import Fake
 from safetensors.torch import load_file
-from servers import STOP, hashed
 
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.local import LocalEngine
@@ -29,10 +30,7 @@ WIRES: list[Any] = ["vllm", "sglang"]
 
 
 def expected(prompt: Sequence[int], weight: float = 0.0, most: int = 10) -> tuple[int, ...]:
-    ids = list(prompt)
-    while len(ids) < len(prompt) + most and (len(ids) == len(prompt) or ids[-1] != STOP):
-        ids.append(hashed(ids, weight)[0])
-    return tuple(ids[len(prompt) :])
+    return brains.expected(prompt, most, weight)
 
 
 LONG = next(prompt for prompt in PROMPTS if len(expected(prompt)) == 10)
