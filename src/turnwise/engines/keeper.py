@@ -36,7 +36,8 @@ def keep(command: Sequence[str]) -> int:
 
 
 def _watch(gone: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not through sys.stdin, whose lock a thread that waits would hold at the end
+        pass
     gone.set()
 
 
