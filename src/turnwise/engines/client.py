@@ -6,7 +6,7 @@ the prompt and the tokens so far.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -159,7 +159,7 @@ class LLMServerClient:
             del self._under_way[attempt]
 
     async def _read(
-        self, attempt: _Attempt, server: Server, pieces: AsyncIterator[Piece], reply: Reply
+        self, attempt: _Attempt, server: Server, pieces: AsyncGenerator[Piece, None], reply: Reply
     ) -> Finish | None:
         async for piece in pieces:
             if attempt.era != self._era:
