@@ -247,17 +247,11 @@ def test_a_server_without_the_endpoints_is_told_apart(fakes, connect):
         ask(vllm, LONG)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "127.0.0.1:8000",
-        "ftp://127.0.0.1",
-        "http://127.0.0.1:8000/v1",
-        "http://me:secret@127.0.0.1:1/v1",
-        "http://a/?key=secret",
-        "",
-    ],
-)
+ADDRESSES = ["127.0.0.1:8000", "ftp://127.0.0.1", "http://127.0.0.1:8000/v1", ""]
+SECRETS = ["http://me:secret@127.0.0.1:1/v1", "http://127.0.0.1/?key=secret"]
+
+
+@pytest.mark.parametrize("url", ADDRESSES + SECRETS)
 def test_an_address_is_bare_and_its_secrets_are_not_repeated(url):
     with pytest.raises(ValueError, match=r"engine\.urls.*bare address") as caught:
         Line(url)
