@@ -31,6 +31,7 @@ ORDER = [
         "optional",
         "calling",
         "hosted",
+        "traces",
     ),
     *("rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "agents", "rollout"),
@@ -57,7 +58,8 @@ TORCH_FREE = [
         "calling",
     )
     or name == "hosted"
-    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
+    or name.split(".")[0]
+    in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents", "traces")
 ]
 
 
@@ -148,6 +150,7 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"config", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
+        *((name, {"types", "protocols", "config", "optional", *siblings("traces")}) for name in siblings("traces")),
         ("optional", set()),
         ("calling", set()),
         ("hosted", {"types"}),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from entries import entry
 
 from turnwise.config import parse_config
 from turnwise.traces.background import Background
@@ -15,19 +16,18 @@ from turnwise.traces.jsonl import Jsonl
 from turnwise.traces.redact import MARK, redact
 
 
-def entry(trace: int = 0, span: int = 0, kind: str = "episode", inputs: Any = None, **attributes: Any) -> Entry:
-    outputs = attributes.pop("outputs", None)
-    return Entry(trace, span, None if span == 0 else 0, kind, kind, 1.0, 2.0, inputs, outputs, attributes)
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
 
 
 # -- the file
 
 
-def test_what_is_written_is_read_in_one_line(tmp_path: Path):
+def test_what_is_written_is_a_line_a_span(tmp_path: Path):
     tracer = Jsonl(tmp_path)
     tracer.write([entry(reward=0.5), entry(span=1, kind="tool", inputs={"a": "ü\n"}, status="ok")])
     tracer.close()
-    lines = [json.loads(line) for line in open(tmp_path / "traces.jsonl")]
+    lines = read(tmp_path)
     assert [(line["kind"], line["parent"]) for line in lines] == [("episode", None), ("tool", 0)]
     assert (lines[0]["reward"], lines[1]["inputs"], lines[1]["status"]) == (0.5, {"a": "ü\n"}, "ok")
 
@@ -43,7 +43,7 @@ def test_what_is_about_to_happen_again_is_forgotten(tmp_path: Path, torn: str, k
     with (tmp_path / "traces.jsonl").open("a") as stream:
         stream.write(torn)
     tracer.forget_after(known)
-    assert [json.loads(line)["trace"] for line in open(tmp_path / "traces.jsonl")] == kept
+    assert [line["trace"] for line in read(tmp_path)] == kept
 
 
 # -- the thread

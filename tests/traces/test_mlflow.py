@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces.test_keepers import entry
+from entries import entry
 
 mlflow: Any = pytest.importorskip("mlflow")
 

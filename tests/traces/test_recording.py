@@ -1,9 +1,10 @@
 """Traces of episodes as they are played: what is in them, in which order, and when."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from helpers import Counter, Scripted, make_tokenizer, play_config
@@ -110,7 +111,7 @@ def check_nesting(entries: list[Entry]) -> None:
             assert parent.span < entry.span
             assert parent.start_s <= entry.start_s and entry.end_s <= parent.end_s
     turns = of_kind(entries, "turn")
-    assert all(one.end_s <= other.start_s for one, other in zip(turns, turns[1:], strict=False))
+    assert all(one.end_s <= other.start_s for one, other in itertools.pairwise(turns))
     json.dumps([entry.flat() for entry in entries])
 
 
@@ -128,7 +129,9 @@ def test_an_episode_in_an_environment_is_told_turn_by_turn(renderer):
     assert [turn.outputs for turn in turns] == replies
     assert [turn.attributes["status"] for turn in turns] == ["valid", "invalid", "valid"]
     assert [turn.attributes["reward"] for turn in turns] == [turn.reward for turn in segment.turns]
-    assert [tuple(turn.attributes["token_ids"]) for turn in turns] == [one.generation.token_ids for one in segment.turns]
+    assert [tuple(turn.attributes["token_ids"]) for turn in turns] == [
+        one.generation.token_ids for one in segment.turns
+    ]
     assert "step 1 count 1" in turns[1].inputs
     logprobs = segment.turns[0].generation.logprobs
     assert turns[0].attributes["logprob_mean"] == pytest.approx(sum(logprobs) / len(logprobs))
@@ -201,7 +204,7 @@ def test_a_tool_at_fault_is_the_last_thing_that_a_dropped_episode_tells(renderer
 class Brittle(Counter):
     """Breaks in its fifth step, once."""
 
-    broken: list[bool] = []
+    broken: ClassVar[list[bool]] = []
 
     def step(self, action: str) -> Any:
         if self.steps == 4 and not self.broken:
@@ -256,9 +259,7 @@ def test_nothing_is_recorded_unless_asked_for(renderer):
 
 
 def test_siblings_are_traced_together(renderer):
-    config = gym_config(
-        rollout={"n_env": 6, "group": 2, "episodes": 2, "max_episode_turns": 1}, log={"trace_every": 4}
-    )
+    config = gym_config(rollout={"n_env": 6, "group": 2, "episodes": 2, "max_episode_turns": 1}, log={"trace_every": 4})
     _, traces = play(renderer, config, batches=2)
     # Of the levels 0, 1, 2 ... that three groups play in turn, each fourth.
     assert sorted((one.group, one.episode, one.slot) for one in traces) == [

@@ -84,9 +84,7 @@ class _Describer:
         for span in spans:
             end_s = span.end_s or parent.end_s
             about = span.attributes | {"error": span.error}
-            yield self._entry(
-                parent, span.kind, span.name, (span.start_s, end_s), span.inputs, span.outputs, about
-            )
+            yield self._entry(parent, span.kind, span.name, (span.start_s, end_s), span.inputs, span.outputs, about)
 
     def _reply(self, episode: Entry, reply: Sampled) -> Entry:
         """One of which no turn was made, because the episode was lost."""
