@@ -27,9 +27,10 @@ class Entry:
     attributes: dict[str, Any]
 
     def flat(self) -> dict[str, Any]:
-        """One row of a table."""
-        row = asdict(self)
-        return row | row.pop("attributes")
+        """One row of a table. An attribute cannot pass for what every entry has."""
+        row = dict(vars(self))
+        attributes = row.pop("attributes")
+        return {**row, **attributes, **row}
 
 
 def describe(trace: Trace, number: int, step: int, text: Text) -> list[Entry]:
