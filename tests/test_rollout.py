@@ -499,7 +499,7 @@ class Pausing(Counter):
 class Heavy(Scripted):
     """A model of which one forward pass takes longer than an environment may."""
 
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, request_id=""):
         if len(self.prompts) == 2:
             time.sleep(0.5)
         return await super().generate(prompt_ids, sampling)
@@ -514,8 +514,26 @@ def test_a_slow_model_does_not_make_an_environment_late(renderer):
     assert (collector.tally.failures, collector.tally.last_failure) == (0, "")
 
 
+class Addressed(Scripted):
+    """Hears which requests belong together."""
+
+    async def generate(self, prompt_ids, sampling, request_id=""):
+        generation = await super().generate(prompt_ids, sampling, request_id)
+        self.heard = [*getattr(self, "heard", []), (request_id, self.prompts[-1].split("Count in ")[1][:6])]
+        return generation
+
+
+def test_requests_share_an_id_when_they_are_of_one_episode(renderer):
+    environment = {"kwargs": {"limit": 2}}
+    config = play_config(memory={"use": "note", "question": "?"}, environment=environment, rollout={"e_len": 6})
+    engine = Addressed(renderer)
+    Collector(config, renderer).collect(engine)
+    ids, episodes = ({pair[place] for pair in engine.heard} for place in (0, 1))
+    assert len(ids) == len(episodes) == len(set(engine.heard)) == 6  # two slots, three episodes each
+
+
 class Faulty(Scripted):
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, request_id=""):
         await asyncio.sleep(0)
         raise ArithmeticError("no more memory")
 
@@ -852,6 +870,29 @@ def test_the_slots_of_a_group_play_the_same_levels_with_luck_of_their_own(tiny):
     assert levels[0][0] != levels[0][1]
     assert [one.task for one in segments] == ["one"] * 6 + ["other"] * 6
     assert len({tuple(turn.generation.token_ids for turn in one.turns) for one in segments}) == len(segments)
+
+
+def test_a_group_goes_on_together_after_a_failure(renderer):
+    kwargs = {"how": "raise", "at": 1, "which": [0], "limit": 2}
+    config = play_config(
+        f"{__name__}:Broken", environment={"kwargs": kwargs}, rollout={"n_env": 3, "episodes": 1, "group": 3}
+    )
+    collector, engine = Collector(config, renderer), Scripted(renderer)
+    first, second = collector.collect(engine), collector.collect(engine)
+    assert [one.episode for one in first] == [1, 0, 0]
+    assert [one.episode for one in second] == [2, 2, 2]
+    assert len({one.seed for one in second}) == 1
+
+
+def test_groups_that_teach_nothing_are_left_out(renderer):
+    made = play_config(rollout={"n_env": 4, "episodes": 1, "group": 2, "filter_groups": True})
+    replies = ["ACTION: win", "ACTION: win", "ACTION: win", "ACTION: lose"]
+    collector = Collector(made, renderer)
+    segments = collector.collect(Scripted(renderer, replies))
+    assert len(segments) == 2 and collector.tally.useless_groups == 1
+    assert len({one.seed for one in segments}) == 1
+    with pytest.raises(ValueError, match=r"in 10 batches no group had episodes of different returns"):
+        collector.collect(Scripted(renderer, ["ACTION: win"]))
 
 
 # -- agents that play otherwise

@@ -33,6 +33,11 @@ COMPONENTS = {
         "tool": "turnwise.agents.tool:ToolAgent",
     },
     "parser": {"think_act": "turnwise.parse:ThinkAct"},
+    "engine": {
+        "local": "turnwise.engines.make:local",
+        "vllm": "turnwise.engines.make:vllm",
+        "sglang": "turnwise.engines.make:sglang",
+    },
     "advantage": {
         "dual_gae": "turnwise.advantages.gae:DualGAE",
         "gae": "turnwise.advantages.gae:token_gae",
@@ -56,6 +61,7 @@ COMPONENTS = {
 # Arguments that the framework passes by itself.
 _GIVEN = {
     "agent": {"setting"},
+    "engine": {"trained"},
     "parser": {"actions", "default"},
     "reward": {"sample", "messages", "text", "solution_str", "data_source", "ground_truth", "extra_info"},
 }
@@ -87,12 +93,17 @@ class Component(BaseModel):
 
     def make(self, kind: str, **given: Any) -> Any:
         """Build the part; `given` is what the framework adds."""
-        factory = self._load(kind)
-        self._refuse_unknown(kind, factory)
+        factory = self.find(kind)
         try:
             return factory(**self.arguments, **given)
         except TypeError as error:
             raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+
+    def find(self, kind: str) -> Callable[..., Any]:
+        """What makes the part; it has every argument that is given here."""
+        factory = self._load(kind)
+        self._refuse_unknown(kind, factory)
+        return factory
 
     def bind(self, kind: str) -> Callable[..., Any]:
         """The function that `use` names, its other keys filled in; of a class, an object made of them.
@@ -217,17 +228,18 @@ class RolloutConfig(_Strict):
 
     @model_validator(mode="after")
     def _episodes_stand_alone(self) -> RolloutConfig:
-        if self.episodes is not None:
-            for key in {"e_len", "mode"} & self.model_fields_set:
+        for key in ("e_len", "mode"):
+            value = getattr(self, key)
+            if self.episodes is not None and value != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"rollout.{key}={getattr(self, key)} does nothing while rollout.episodes is {self.episodes}; "
-                    "leave one of them out"
+                    f"rollout.{key}={value} does nothing while rollout.episodes is {self.episodes}; leave one out"
                 )
-        if self.filter_groups and (self.group == 1 or self.episodes is None):
+        if self.group > 1 and self.episodes is None:
             raise ValueError(
-                "rollout.filter_groups compares the whole episodes of a group; set rollout.group=8 or the like, "
-                "and rollout.episodes=1"
+                f"rollout.group={self.group} compares whole episodes with one another; set rollout.episodes=1"
             )
+        if self.filter_groups and self.group == 1:
+            raise ValueError("rollout.filter_groups does nothing while rollout.group is 1; set rollout.group=8, say")
         if self.n_env % self.group:
             raise ValueError(
                 f"rollout.n_env={self.n_env} slots cannot be shared out to groups of rollout.group={self.group}; "
@@ -317,6 +329,7 @@ class Config(_Strict):
     agents: dict[str, Component] = {}  # others, by the names that samples call them
     memory: Component = Component(use="window")
     parser: Component = Component(use="think_act")
+    engine: Component = Component(use="local")  # where tokens are sampled: docs/servers.md
     advantage: Component = Component(use="dual_gae")
     rollout: RolloutConfig = RolloutConfig()
     kl: KLConfig = KLConfig()
@@ -356,6 +369,7 @@ class Config(_Strict):
             )
         self.memory.make("memory")
         self.parser.make("parser")
+        self.engine.find("engine")
         if self.reward is not None:
             if self.data is None:
                 raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
@@ -386,12 +400,12 @@ class Config(_Strict):
                 f"advantage.use={use} reads values, which model.critic=none does not have; "
                 "set model.critic=separate, or an estimator without a critic such as advantage.use=grpo"
             )
-        if not estimator.critic and self.rollout.episodes is None:
-            raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
         if not estimator.critic and self.model.critic != "none":
             raise ValueError(
                 f"model.critic={self.model.critic} would learn nothing from advantage.use={use}; set model.critic=none"
             )
+        if not estimator.critic and self.rollout.episodes is None:
+            raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
         if self.model.critic == "none":
             if idle := _idle_without_critic(self):
                 raise ValueError(f"{idle[0]} does nothing while model.critic is none; leave it out")
@@ -547,4 +561,6 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "value_error":
         return message
+    if first["type"] == "missing":
+        return f"{key} is missing"
     return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"

@@ -94,9 +94,8 @@ def random_player(config: Config) -> Player | None:
 
 def expert_player(config: Config) -> Player | None:
     """The environment's own expert; None where it has none."""
-    return (
-        Chooser(lambda slot: gym_of(slot).host.expert()) if config.data is None and _offer(config).has_expert else None
-    )
+    offer = _offer(config)
+    return Chooser(lambda slot: gym_of(slot).host.expert()) if offer and offer.has_expert else None
 
 
 OTHERS: dict[str, Callable[[Config], Player | None]] = {
@@ -163,7 +162,7 @@ class _Choices:
     slot: Slot
     choose: Choose
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         return Generation(Conversation().reply(await self.choose(self.slot)), (), "stop", 0)
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:

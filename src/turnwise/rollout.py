@@ -196,7 +196,7 @@ class Slot:
             await one.go
         assert self._engine is not None
         start_s = now()
-        generation = await self._engine.generate(prompt, self._sampling())
+        generation = await self._engine.generate(prompt, self._sampling(), self.name)
         if recording:
             recording.sampled(prompt, generation, start_s)
         return generation
@@ -208,6 +208,8 @@ class Slot:
 
     def reward(self, amount: float) -> None:
         """Add to what the newest turn has earned."""
+        if not self._turns:
+            raise EpisodeFailure(f"the agent of {self.task} gave a reward before a turn")
         *before, last = self._turns
         self._turns = [*before, replace(last, reward=last.reward + amount)]
         if self.episode.recording:
@@ -258,7 +260,7 @@ class Slot:
         if episode.recording:
             index = sample.index if sample else None
             about = (self.index, self._group, episode.number, self.task, episode.seed, index, episode.recording)
-            self.tally.traces.append(Trace(*about, end, outcome, failure, len(self._turns) if failure else 0))
+            self.tally.traces.append(Trace(*about, end, outcome, failure, len(self._turns) if end == "dropped" else 0))
 
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
         turns, self._turns = tuple(self._turns), []
@@ -443,6 +445,7 @@ class Collector:
     async def _collect(self, engine: Engine) -> list[Segment]:
         for slot in self.slots:
             slot.tally = self.tally
+        self._align()
         rollout, turns = self.config.rollout, self.config.rollout.e_len
         if rollout.episodes is not None:
             await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
@@ -452,6 +455,15 @@ class Collector:
             while short := [slot for slot in self.slots if slot.collected < turns]:
                 await play_all(slot.play(engine, slot.collected + 1) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
+
+    def _align(self) -> None:
+        """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""
+        size = self.config.rollout.group
+        for first in range(0, len(self.slots) if size > 1 else 0, size):
+            group = self.slots[first : first + size]
+            newest = max(slot.episode.number for slot in group)
+            for slot in group:
+                slot.episode.number = newest
 
     def close(self) -> None:
         """Let go of the episodes under way and of the environments."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from turnwise import checkpoint
 from turnwise.batch import pack
 from turnwise.config import Config
-from turnwise.engines.local import LocalEngine
+from turnwise.engines.make import make_engine
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
@@ -60,10 +60,8 @@ class Training:
         self.tokenizer = tokenizer
         reference = bool(config.kl.reward or config.kl.loss)
         self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision)
-        updates = config.steps * config.update.epochs
-        minibatches = config.rollout.n_env * config.rollout.e_len // config.update.minibatch
-        self.optimizers = Optimizers(self.policy, config.update, updates * minibatches)
-        self.engine: Engine = LocalEngine(self.policy.actor, renderer.stop_ids, precision)
+        self.optimizers = Optimizers(self.policy, config.update)
+        self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
         self.recent = Recent(config.tasks)
@@ -94,6 +92,7 @@ class Training:
         credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient, config.update.whiten)
         clock.lap("score")
         seed = derive("update", config.seed, progress.step)
+        self.optimizers.done = progress.step / config.steps
         stats = update(policy, self.optimizers, batch, credit, config.update, config.kl, seed)
         clock.lap("update")
         progress.step += 1
