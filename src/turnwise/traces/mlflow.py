@@ -59,7 +59,7 @@ class MLflow:
             inputs=entry.inputs,
             attributes=about,
             tags=tags if parent is None else None,
-            experiment_id=self._experiment,
+            experiment_id=self._experiment if parent is None else None,
             start_time_ns=_ns(entry.start_s),
         )
 
