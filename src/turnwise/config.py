@@ -299,6 +299,17 @@ class EvaluationConfig(_Strict):
 class LogConfig(_Strict):
     trackers: list[Literal["tensorboard"]] = []  # besides metrics.jsonl, which is always written
     transcript_every: PositiveInt = 50  # episodes
+    traces: list[Literal["jsonl", "mlflow"]] = []  # who keeps what episodes did, turn by turn and call by call
+    trace_every: PositiveInt = 50  # groups of episodes on the same level
+    redact: list[str] = []  # keys of tool arguments whose values are left out of traces
+
+    @model_validator(mode="after")
+    def _traces_are_kept(self) -> LogConfig:
+        for key in ("trace_every", "redact"):
+            value = getattr(self, key)
+            if not self.traces and value != LogConfig.model_fields[key].default:
+                raise ValueError(f"log.{key}={value} does nothing while log.traces is empty; set log.traces=[jsonl]")
+        return self
 
 
 class CheckpointConfig(_Strict):

@@ -84,7 +84,7 @@ class ToolAgent:
                 malformed += all(call.status in UNREADABLE for call in parsed.calls)
                 if malformed > self._max_malformed_turns:
                     return ()
-                results = await box.run(parsed.calls, session.turns, chat.messages)
+                results = await box.run(parsed.calls, session.turns, chat.messages, session.span)
                 chat.answer(parsed.calls, [result.response.text or "" for result in results])
                 session.reward(sum(result.reward for result in results))
                 for result in results:
