@@ -23,7 +23,7 @@ ORDER = [
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "tokencheck", "agents", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
-    *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
+    *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
@@ -125,7 +125,10 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"config", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
-        *((name, {"types", "protocols", "config", "optional", *siblings("traces")}) for name in siblings("traces")),
+        *(
+            (name, {"types", "protocols", "config", "optional", *siblings("traces")})
+            for name in sorted(siblings("traces"))
+        ),
         ("optional", set()),
         ("calling", set()),
         ("hosted", {"types"}),
