@@ -185,10 +185,14 @@ class Slot:
     def record(self, turn: Turn) -> None:
         self._turns.append(turn)
 
-    def reward(self, amount: float) -> None:
-        """Add to what the newest turn has earned."""
-        *before, last = self._turns
-        self._turns = [*before, replace(last, reward=last.reward + amount)]
+    def reward(self, amount: float, turn: int) -> None:
+        """Add to what the n-th turn of the episode has earned."""
+        counted = [place for place, one in enumerate(self._turns) if not one.of_memory]
+        before = self.episode.turns - len(counted)
+        if turn < before:
+            raise ValueError(f"turn {turn} of {self.name} was in an earlier batch, and cannot be rewarded any more")
+        place = counted[turn - before]
+        self._turns[place] = replace(self._turns[place], reward=self._turns[place].reward + amount)
 
     def cut(self) -> list[Segment]:
         """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
@@ -271,7 +275,7 @@ class _Session:
             self._known.setdefault(digest, deque()).append(generation)
         self._left = len(known)
         self._old: list[Generation] = []  # known replies whose turns an earlier batch had
-        self._newest_is_old = False
+        self._old_turns: set[int] = set()
 
     @property
     def name(self) -> str:
@@ -314,16 +318,21 @@ class _Session:
 
     def record(self, turn: Turn) -> None:
         episode = self._slot.episode
+        if any(turn.generation is old for old in self._old):
+            self._old_turns.add(episode.turns)
+        else:
+            self._slot.record(turn)
         episode.turns += not turn.of_memory
         episode.episode_return += turn.reward
-        self._newest_is_old = any(turn.generation is old for old in self._old)
-        if not self._newest_is_old:
-            self._slot.record(turn)
 
-    def reward(self, amount: float) -> None:
-        self._slot.episode.episode_return += amount
-        if amount and not self._newest_is_old:
-            self._slot.reward(amount)
+    def reward(self, amount: float, turn: int | None = None) -> None:
+        episode = self._slot.episode
+        number = episode.turns - 1 if turn is None else turn
+        if not 0 <= number < episode.turns:
+            raise ValueError(f"turn {number} of {self.name} cannot be rewarded: there were {episode.turns} turns so far")
+        if amount and number not in self._old_turns:
+            self._slot.reward(amount, number)
+        episode.episode_return += amount
 
     def count(self, name: str, amount: float = 1.0) -> None:
         figures = self._slot.episode.figures
