@@ -235,4 +235,3 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tiny_folder, tmp_path):
     assert [line["phase"] for line in figures(whole)] == ["train"] * 4  # no warm-up
     assert not any(key.startswith("critic/") for line in figures(whole) for key in line)
     assert figures(whole)[0]["groups/played"] == figures(whole)[0]["groups/useless"] == 2
-

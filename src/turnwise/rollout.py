@@ -329,7 +329,9 @@ class _Session:
         episode = self._slot.episode
         number = episode.turns - 1 if turn is None else turn
         if not 0 <= number < episode.turns:
-            raise ValueError(f"turn {number} of {self.name} cannot be rewarded: there were {episode.turns} turns so far")
+            raise ValueError(
+                f"turn {number} of {self.name} cannot be rewarded: there were {episode.turns} turns so far"
+            )
         if amount and number not in self._old_turns:
             self._slot.reward(amount, number)
         episode.episode_return += amount

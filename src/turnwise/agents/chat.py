@@ -61,6 +61,7 @@ class Chat:
         self._markup = codec.markup(tool_format.markup) if tool_format else {}
         self._replies: list[str] = []
         self._seen = seen
+        self.generation: Generation | None = None  # the newest reply as it was sampled
 
     @property
     def text(self) -> str:
@@ -83,6 +84,7 @@ class Chat:
         self._session.record(Turn(observation, self.prompt, generation, action, tokens, 0.0, text, text, text))
         self._session.write(f"{observation.text}\n>> {text}")
         self._replies.append(text)
+        self.generation = generation
         self._seen = len(self.messages) + 1
         self._extend(self._message(text, generation, parsed))
         return parsed
