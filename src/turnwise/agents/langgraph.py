@@ -32,12 +32,12 @@ class LangGraphAgent:
         timeout_s: float = 60.0,
     ):
         """`graph` is the dotted path of a function that returns a graph, compiled or not. It asks by the names of its
-        parameters for `model`, for `tools` (the recipe's, as tools of LangChain) and for `sample`. The graph begins with
-        the sample's prompt in `messages`; a number in `reward` at its end is a reward.
+        parameters for `model`, for `tools` (the recipe's, as tools of LangChain) and for `sample`. The graph begins
+        with the sample's prompt in `messages`; a number in `reward` at its end is a reward.
 
-        `tools` are files or dotted paths; what one says is cut to `max_tool_reply` characters. The call after `max_turns`
-        turns truncates the episode, as does one whose prompt is too long. A graph that does not call the model for
-        `timeout_s` seconds loses its episode.
+        `tools` are files or dotted paths; what one says is cut to `max_tool_reply` characters. The call after
+        `max_turns` turns truncates the episode, as does one whose prompt is too long. A graph that does not call the
+        model for `timeout_s` seconds loses its episode.
         """
         if max_turns < 1:
             raise ValueError(f"agent.max_turns is {max_turns}; it must be 1 or more")

@@ -32,9 +32,9 @@ class OpenAIAgent:
         """The program is a `command` line or a `function`, by dotted path, sync or async.
 
         A command finds the address, a key and the model in the variables OPENAI_BASE_URL, OPENAI_API_KEY and
-        OPENAI_MODEL, its episode's address in TURNWISE_SESSION, and the sample as JSON on its standard input. A function
-        asks by the names of its parameters for base_url, api_key, model, session and sample; a number that it returns
-        is a reward.
+        OPENAI_MODEL, its episode's address in TURNWISE_SESSION, and the sample as JSON on its standard input. A
+        function asks by the names of its parameters for base_url, api_key, model, session and sample; a number that it
+        returns is a reward.
 
         Calls of tools are read in the given `format`. The call after `max_turns` turns truncates the episode, as does
         one whose prompt is too long. A program that is silent for `timeout_s` seconds, while it does not wait for a
