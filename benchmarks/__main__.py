@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import collect, credit, faults, horizon, sample, slow_slot, stepping, train_step, update
+from benchmarks import collect, credit, faults, horizon, sample, slow_slot, stepping, tool_latency, train_step, update
 
 QUICK = {
     "credit": credit.main,
@@ -12,6 +12,7 @@ QUICK = {
     "slow_slot": slow_slot.main,
     "stepping": stepping.main,
     "faults": faults.main,
+    "tool_latency": tool_latency.main,
 }
 WITH_PEERS = {"train_step": train_step.main, "sample": sample.main}  # they install gigabytes of other projects first
 ALL = QUICK | WITH_PEERS

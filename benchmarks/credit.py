@@ -21,10 +21,10 @@ def main() -> None:
     figures: dict[str, float] = {}
     for tokens in SIZES:
         streams = made_up(tokens)
-        contestants: dict[str, Callable[[Streams], Tensor]] = {"turnwise": lambda s: DualGAE()(s)[0]}
+        contestants: dict[str, Callable[[Streams], Tensor]] = {"turnwise": lambda s: DualGAE()(s).advantages}
         if tokens <= LOOPED:
             contestants["loop"] = loop
-            gap = (loop(streams) - DualGAE()(streams)[0]).abs().max()
+            gap = (loop(streams) - DualGAE()(streams).advantages).abs().max()
             figures[f"gap_{tokens}"] = float(gap)
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         for _ in range(ROUNDS):

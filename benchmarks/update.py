@@ -38,7 +38,7 @@ def main() -> None:
     work: dict[str, float] = {}
     for _ in range(ROUNDS + 1):  # the first warms up
         for size, policy in policies.items():
-            optimizers = Optimizers(policy, config, 1_000)
+            optimizers = Optimizers(policy, config)
             for spread, (shortest, longest) in SPREADS.items():
                 batch = made_up(shortest, longest)
                 credit = assign_credit(batch, policy.score(batch, config.micro_tokens), DualGAE(), 0.0)

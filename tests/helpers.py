@@ -78,11 +78,15 @@ CHATML = (
 
 
 def make_tokenizer(
-    template: str | None = CHATML, end: str = "<|im_end|>", special: Sequence[str] = ("<|im_start|>", "<|im_end|>")
+    template: str | None = CHATML,
+    end: str = "<|im_end|>",
+    special: Sequence[str] = ("<|im_start|>", "<|im_end|>"),
+    merges: Sequence[str] = (),
 ) -> Any:  # a PreTrainedTokenizerFast, most of whose answers are declared as unions
-    """A token a byte, and the special tokens after them."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE(vocab={letter: id for id, letter in enumerate(alphabet)}, merges=[]))
+    """A token a byte, one for each merge ("a b" makes "ab"), and the special tokens after them."""
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in pairs)]
+    bytewise = Tokenizer(models.BPE(vocab={word: id for id, word in enumerate(words)}, merges=pairs))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore
     bytewise.decoder = decoders.ByteLevel()  # type: ignore
     bytewise.add_special_tokens(["<|endoftext|>", *special])

@@ -19,21 +19,9 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *(
-        "types",
-        "failures",
-        "groups",
-        "seeds",
-        "protocols",
-        "parse",
-        "memory",
-        "config",
-        "optional",
-        "calling",
-        "hosted",
-    ),
-    *("rewards", "data", "toolcalls", "tools", "interactions", "envs"),
-    *("chat_template", "history", "render", "agents", "rollout"),
+    *("types", "failures", "groups", "seeds", "protocols", "parse", "memory", "config"),
+    *("optional", "calling", "hosted", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
+    *("chat_template", "history", "render", "tokencheck", "agents", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
     *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
@@ -42,21 +30,8 @@ SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantage
 TORCH_FREE = [
     name
     for name in FILES
-    if name
-    in (
-        "types",
-        "protocols",
-        "parse",
-        "seeds",
-        "failures",
-        "groups",
-        "render",
-        "rollout",
-        "config",
-        "optional",
-        "calling",
-    )
-    or name == "hosted"
+    if name in ("types", "failures", "groups", "seeds", "protocols", "parse", "config", "optional", "calling", "hosted")
+    or name in ("chat_template", "history", "render", "tokencheck", "rollout")
     or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
 ]
 
@@ -136,6 +111,7 @@ def test_records_environments_and_memories_run_without_torch():
         ("chat_template", {"types"}),
         ("history", {"types", "chat_template"}),
         ("render", {"types", "chat_template", "history"}),
+        ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
         ("policy", {"batch", "trunk"}),
@@ -160,7 +136,7 @@ def test_records_environments_and_memories_run_without_torch():
             for name in sorted(siblings("data"))
         ),
         *(
-            (name, {"types", "seeds", "config", "calling", "hosted", "rewards.gsm8k", *siblings("interactions")})
+            (name, {"types", "seeds", "config", "calling", "hosted", *siblings("rewards"), *siblings("interactions")})
             for name in sorted(siblings("interactions"))
         ),
     ],

@@ -32,6 +32,44 @@ def test_a_prompt_that_adds_nothing_joins_too():
     assert batch.turn_firsts.tolist() == [True, True]
 
 
+# A call and its answer: 99 ends a reply, 5 is the template's line break, 20 21 the answer, 30 opens the next reply.
+FIRST = turn([1, 2, 3], [10, 11, 99])
+SECOND = turn([1, 2, 3, 10, 11, 99, 5, 20, 21, 30], [12, 99])
+
+
+def test_a_call_and_its_answer_are_one_row():
+    batch = pack([segment(FIRST, SECOND)])
+    assert rows_of(batch) == [[1, 2, 3, 10, 11, 99, 5, 20, 21, 30, 12, 99]]
+    assert batch.sampled.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1]
+    assert batch.step_ends.int().tolist() == [0, 0, 1, 0, 1]
+
+
+def test_reasoning_that_the_template_leaves_out_opens_a_row():
+    batch = pack([segment(FIRST, turn([1, 2, 3, 11, 99, 5, 20, 21, 30], [12, 99]))])
+    assert rows_of(batch) == [[1, 2, 3, 10, 11, 99], [1, 2, 3, 11, 99, 5, 20, 21, 30, 12, 99]]
+    assert batch.sampled.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_the_end_of_a_reply_that_was_cut_is_shown_and_not_sampled():
+    batch = pack([segment(turn([1, 2, 3], [10, 11], finish="length"), SECOND)])
+    assert rows_of(batch) == [[1, 2, 3, 10, 11, 99, 5, 20, 21, 30, 12, 99]]
+    assert batch.sampled.int().tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1]
+    assert batch.step_ends.int().tolist() == [0, 1, 0, 1]
+
+
+def test_a_turn_that_was_never_sampled_ends_the_row():
+    batch = pack([segment(FIRST, end="truncated", final=SECOND.prompt_ids)])
+    assert rows_of(batch) == [list(SECOND.prompt_ids)]
+    assert batch.sampled.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+    assert batch.final_rows.tolist() == [0]
+
+
+def test_a_log_prob_is_missing_for_no_token():
+    short = replace(FIRST, generation=replace(FIRST.generation, logprobs=(-0.1, -0.2)))
+    with pytest.raises(ValueError, match="sampled 3 tokens and gave 2 log-probs"):
+        pack([segment(short)])
+
+
 @pytest.mark.parametrize("prompt", [[1, 9, 3, 4], [1, 2, 9, 4], [1, 2], [9]])
 def test_any_other_prompt_opens_a_row(prompt):
     batch = pack([segment(turn([1, 2], [3]), turn(prompt, [5, 6]))])

@@ -103,12 +103,22 @@ def test_defaults_are_those_of_the_report():
     assert config.memory.make("memory") == Window(turns=1)
 
 
-@pytest.mark.parametrize("text", ["", RECIPE, CRITICLESS, "environment: {id: 'CartPole-v1', actions: [a, ü]}"])
+DATA = "data: {train: rows.csv, convert: {use: gsm8k}}\nreward: {use: gsm8k, method: flexible}\nagent: {use: tool}"
+
+
+@pytest.mark.parametrize("text", ["", RECIPE, CRITICLESS, DATA, "environment: {id: 'CartPole-v1', actions: [a, ü]}"])
 def test_a_dumped_configuration_reads_back_equal(load, tmp_path, text):
     config = load(text)
     path = tmp_path / "copy.yaml"
     path.write_text(dump_config(config))
     assert load_config(path) == config
+
+
+def test_one_file_may_stand_alone_and_a_tenth_of_it_is_held_out(load):
+    config = load("data: {train: rows.csv}")
+    assert (config.data.train, config.data.held_out) == (["rows.csv"], 0.1)
+    assert load("data: {train: [a.csv, b.csv], test: c.csv}").data.held_out is None
+    assert Config().data is None and Config().reward is None
 
 
 def test_one_task_is_named_after_the_environment(load):
@@ -171,6 +181,20 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("update: {whiten: perhaps}", ["update.whiten is 'perhaps'"]),
         ("memory: window", ["memory is 'window'"]),
         ("environment: {tasks: {goto: }}", ["environment.tasks.goto is None"]),
+        ("data:\nreward: {use: gsm8k}", ["reward.use=gsm8k", "data.train"]),
+        ("data: {}", ["data.train", "data.generate"]),
+        ("data: {train: a.csv, generate: {use: arithmetic}}", ["either data.train", "data.generate"]),
+        ("data: {generate: {use: arithmetic}, test: a.csv}", ["data.test does nothing", "data.generate"]),
+        ("data: {generate: {use: arithmetic}, held_out: 0.2}", ["data.held_out=0.2 does nothing"]),
+        ("data: {train: a.csv, test: b.csv, held_out: 0.2}", ["data.held_out=0.2 does nothing"]),
+        ("data: {train: a.csv, held_out: 1}", ["data.held_out is 1", "less than 1"]),
+        ("data: {train: a.csv, max_samples: 0}", ["data.max_samples is 0"]),
+        ("data: {train: 3}", ["data.train is 3", "list"]),
+        ("data: {trian: a.csv}", ["unknown key data.trian", "did you mean 'train'"]),
+        ("data: {generate: {use: arithmetik}}", ["data.generate.use is 'arithmetik'", "did you mean 'arithmetic'"]),
+        ("data: {generate: {use: arithmetic, levl: 2}}", ["unknown key data.generate.levl", "did you mean 'level'"]),
+        ("data: {generate: {use: arithmetic, level: 9}}", ["data.generate.level is 9"]),
+        ("data: {train: a.csv, convert: {use: gsm8k, tool: abacus}}", ["data.convert.tool is 'abacus'"]),
         # out of range
         ("rollout: {e_len: 0}", ["rollout.e_len is 0", "greater than 0"]),
         ("rollout: {temperature: 0}", ["rollout.temperature is 0", "greater than 0"]),
@@ -190,8 +214,12 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         # components
         # a critic, or none
         ("rollout: {episodes: 1, e_len: 4}", ["rollout.e_len=4 does nothing while rollout.episodes is 1"]),
-        ("rollout: {filter_groups: true}", ["rollout.filter_groups compares the whole episodes", "rollout.group=8"]),
-        ("rollout: {group: 3}", ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"]),
+        ("rollout: {filter_groups: true}", ["rollout.filter_groups does nothing", "rollout.group=8"]),
+        ("rollout: {group: 4}", ["rollout.group=4 compares whole episodes", "set rollout.episodes=1"]),
+        (
+            "rollout: {group: 3, episodes: 1}",
+            ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"],
+        ),
         ("model: {critic: none}\nadvantage: {use: grpo}", ["advantage.use=grpo compares whole episodes", "episodes=1"]),
         ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set agent.use=tool or agent.use=single_turn"]),
         ("model: {critic: none}", ["advantage.use=dual_gae reads values", "model.critic=none", "advantage.use=grpo"]),

@@ -347,7 +347,7 @@ def equal(parameters: list[Any], before: list[Tensor]) -> bool:
 def test_the_warm_up_leaves_the_actor_as_it_was_and_the_critic_better(tiny, critic, w_frac):
     policy = Policy(tiny[0], critic, reference=True)
     config = UPDATE.model_copy(update={"critic_lr": 3e-3 if critic == "separate" else 1e-2, "minibatch": 5})
-    optimizers = Optimizers(policy, config, 10)
+    optimizers = Optimizers(policy, config)
     batch = pack(make_segments())
     batch = replace(batch, logprobs=policy.logprobs(batch, 1000))
     reference = policy.reference_logprobs(batch, 1000)
@@ -413,7 +413,7 @@ def test_the_reference_stays_where_the_policy_began(tiny, critic):
     batch, credit = opinions(policy, make_segments())
     before = policy.logprobs(batch, 500)
     assert torch.equal(policy.score(batch, 500).reference, before)  # type: ignore[arg-type]
-    update(policy, Optimizers(policy, UPDATE, 1), batch, credit, UPDATE, KLConfig(), seed=0)
+    update(policy, Optimizers(policy, UPDATE), batch, credit, UPDATE, KLConfig(), seed=0)
     assert torch.equal(policy.score(batch, 500).reference, before)  # type: ignore[arg-type]
     assert not torch.allclose(policy.logprobs(batch, 500), before, atol=1e-3)
     assert not any(name.startswith("_reference") for name in policy.state_dict())
@@ -431,7 +431,7 @@ def test_a_coefficient_of_zero_is_as_good_as_no_reference(tiny, critic):
         assert (scores.reference is not None) == reference
         credit = assign_credit(batch, scores, DualGAE(), 0.0)
         assert (credit.kl.abs().max() > 0) == reference
-        stats = update(policy, Optimizers(policy, UPDATE, 1), batch, credit, UPDATE, KLConfig(reward=0), seed=0)
+        stats = update(policy, Optimizers(policy, UPDATE), batch, credit, UPDATE, KLConfig(reward=0), seed=0)
         trained.append((credit, stats, policy.state_dict()))
     (one, stats, weights), (other, other_stats, other_weights) = trained
     assert torch.equal(one.advantages, other.advantages)

@@ -854,6 +854,29 @@ def test_the_slots_of_a_group_play_the_same_levels_with_luck_of_their_own(tiny):
     assert len({tuple(turn.generation.token_ids for turn in one.turns) for one in segments}) == len(segments)
 
 
+def test_a_group_goes_on_together_after_a_failure(renderer):
+    kwargs = {"how": "raise", "at": 1, "which": [0], "limit": 2}
+    config = play_config(
+        f"{__name__}:Broken", environment={"kwargs": kwargs}, rollout={"n_env": 3, "episodes": 1, "group": 3}
+    )
+    collector, engine = Collector(config, renderer), Scripted(renderer)
+    first, second = collector.collect(engine), collector.collect(engine)
+    assert [one.episode for one in first] == [1, 0, 0]
+    assert [one.episode for one in second] == [2, 2, 2]
+    assert len({one.seed for one in second}) == 1
+
+
+def test_groups_that_teach_nothing_are_left_out(renderer):
+    made = play_config(rollout={"n_env": 4, "episodes": 1, "group": 2, "filter_groups": True})
+    replies = ["ACTION: win", "ACTION: win", "ACTION: win", "ACTION: lose"]
+    collector = Collector(made, renderer)
+    segments = collector.collect(Scripted(renderer, replies))
+    assert len(segments) == 2 and collector.tally.useless_groups == 1
+    assert len({one.seed for one in segments}) == 1
+    with pytest.raises(ValueError, match=r"in 10 batches no group had episodes of different returns"):
+        collector.collect(Scripted(renderer, ["ACTION: win"]))
+
+
 # -- agents that play otherwise
 
 

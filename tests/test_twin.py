@@ -239,7 +239,7 @@ def make_pair(played: Played, epochs: int = 1, minibatch: int = MINIBATCH) -> Pa
     actor = deepcopy(policy.actor)
     critic = ppo.Critic(actor)
     critic.trunk, critic.head = deepcopy(policy.critic_trunk), deepcopy(policy.value_head)
-    optimizers = Optimizers(policy, config, total_steps=100)
+    optimizers = Optimizers(policy, config)
     page = ppo.make_optimizer(actor, ppo.ACTOR_LR), ppo.make_optimizer(critic, ppo.CRITIC_LR)
     for one, other in zip((optimizers.actor, optimizers.critic), page, strict=True):
         same = ("lr", "betas", "eps", "weight_decay", "amsgrad")

@@ -33,7 +33,7 @@ def main() -> None:
     model, _ = open_model(config.model)
     precision = arithmetic(job.precision, model.device)
     policy = Policy(model, config.model.critic, not shared, config.rollout.temperature, precision)
-    optimizers = Optimizers(policy, config.update, total_steps=0)
+    optimizers = Optimizers(policy, config.update)
     engine = LocalEngine(policy.actor, frozenset(), precision)  # nothing stops a reply before its last token
     advantage = config.advantage.make("advantage")
     for number, _ in enumerate(line.requests()):

@@ -219,6 +219,11 @@ def pack(segments: Sequence[Segment]) -> Batch:
         for number, turn in enumerate(segment.turns):
             rows.show(turn.prompt_ids, fresh=number == 0)
             rows.sample(turn.generation.token_ids)
+            if len(turn.generation.logprobs) != len(turn.generation.token_ids):
+                raise ValueError(
+                    f"an engine sampled {len(turn.generation.token_ids)} tokens and gave "
+                    f"{len(turn.generation.logprobs)} log-probs; it must give one for each"
+                )
             logprobs += turn.generation.logprobs
             counts.append(len(turn.generation.token_ids))
             rewards.append(turn.reward)

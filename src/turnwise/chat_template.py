@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.types import Message, MessageCall
+from turnwise.types import CalledFunction, Message, MessageCall
 
 Tools = Sequence[Mapping[str, Any]]  # the nested form of OpenAI: {"type": "function", "function": {...}}
 
@@ -49,7 +49,7 @@ class ChatTemplate:
         special = [(token.content, number) for number, token in added if token.special]
         self._special = sorted(special, key=lambda token: -len(token[0]))
         self._takes_answers = True
-        self._takes_answers = self.takes(ASK, _REPLY, _ANSWER) or self.takes(ASK, _calling("tool", ""), _ANSWER)
+        self._takes_answers = bool(self.attempt(ASK, _REPLY, _ANSWER) or self.attempt(ASK, _calling("tool"), _ANSWER))
         self._end = self._find_end()
         self._call_end = self._find_call_end()
         self.names_answers = self._answers_need_calls()
@@ -57,6 +57,8 @@ class ChatTemplate:
         # The special tokens with which replies end.
         self.ends = frozenset(token for token in (self._end, self._call_end[1], *others) if token is not None)
         self.shows_tools = self._shows_tools()
+        self.shows_calls = mark_of([]) in self.attempt(ASK, _calling("tool", mark_of([])), reply=False)
+        self.shows_reasoning = self._shows_reasoning()
 
     def write(self, messages: Sequence[Message], tools: Tools = (), reply: bool = True) -> str:
         """The conversation, and with `reply` the opening of the next reply. Raises ValueError if it is refused."""
@@ -73,13 +75,12 @@ class ChatTemplate:
         assert isinstance(text, str)
         return text
 
-    def takes(self, *messages: Message) -> bool:
-        """Whether the template writes this conversation at all."""
+    def attempt(self, *messages: Message, tools: Tools = (), reply: bool = True) -> str:
+        """The same; empty where the template refuses."""
         try:
-            self.write(messages)
+            return self.write(messages, tools, reply)
         except ValueError:
-            return False
-        return True
+            return ""
 
     def sequel(self, following: Sequence[Message], calls: Sequence[MessageCall], tools: Tools, reply: bool) -> Sequel:
         """What is written after a reply that made these calls, where these messages follow it.
@@ -98,7 +99,7 @@ class ChatTemplate:
         return Sequel(parts[0].close, parts[0].close_id, "".join(part.rest for part in parts))
 
     def after(self, hole: str, text: str, called: bool = False) -> tuple[str, Sequel]:
-        """What is written before and after a mark in the place of a reply, or in the arguments of its last call."""
+        """What is written before and after a mark in the place of a reply, or in its last call if it `called`."""
         before, found, text = text.partition(hole)
         if not found:
             raise ValueError(
@@ -123,40 +124,36 @@ class ChatTemplate:
     def _find_end(self) -> int | None:
         """The token after a reply."""
         hole = mark_of([])
-        try:
-            text = self.write([ASK, {"role": "assistant", "content": hole}], reply=False)
-        except ValueError:
-            return None
+        text = self.attempt(ASK, {"role": "assistant", "content": hole}, reply=False)
         end = self._special_at(text.partition(hole)[2])  # none in a template that shows no replies
         return end and end[1]
 
     def _find_call_end(self) -> tuple[str, int | None]:
         """The last token of a call."""
         hole = mark_of([])
-        try:
-            text = self.write([ASK, _calling("tool", hole)], reply=False)
-        except ValueError:
-            return "", None
-        written = text.partition(hole)[2].rstrip()
+        written = self.attempt(ASK, _calling("tool", hole), reply=False).partition(hole)[2].rstrip()
         return next((token for token in self._special if written.endswith(token[0])), ("", None))
 
     def _answers_need_calls(self) -> bool:
         """Whether an answer without its call is refused, or the name of the call is written beside the answer."""
-        name = mark_of([])
         if not self._takes_answers or self._call_end[1] is None:
             return False
-        if not self.takes(ASK, _REPLY, _ANSWER):
-            return True
-        if not self.takes(ASK, _calling(name, ""), _ANSWER):
-            return False
-        written = self.write([ASK, _calling(name, ""), _ANSWER]).partition(name)[2]
-        return name in written.partition(self._call_end[0])[2]
+        name = mark_of([])
+        written = self.attempt(ASK, _calling(name), _ANSWER).partition(name)[2]
+        return not self.attempt(ASK, _REPLY, _ANSWER) or name in written.partition(self._call_end[0])[2]
 
     def _shows_tools(self) -> bool:
         name = mark_of([])
         nothing = {"type": "object", "properties": {}, "required": []}
         tool = {"type": "function", "function": {"name": name, "description": "", "parameters": nothing}}
-        return name in self.write([ASK], [tool])
+        text = self.attempt(ASK, tools=[tool])
+        return not text or name in text  # a template that refuses the trial may take the real ones
+
+    def _shows_reasoning(self) -> bool:
+        """Whether reasoning that stands apart from the content is shown at least where nothing follows it."""
+        thought = mark_of([])
+        reply: Message = {"role": "assistant", "content": "!", "reasoning_content": thought}
+        return thought in self.attempt(ASK, reply, reply=False)
 
     def _special_at(self, text: str) -> tuple[str, int] | None:
         """The special token with which a text begins after its blanks; of several the longest."""
@@ -198,7 +195,13 @@ def _answers_as_questions(messages: list[dict[str, Any]]) -> list[dict[str, Any]
     return told
 
 
-def _calling(name: str, argument: str) -> Message:
+def unread_call(answer: Message) -> MessageCall:
+    """The call that is answered, where nobody could read it."""
+    function: CalledFunction = {"name": answer.get("name", "tool"), "arguments": {}}
+    return {"id": answer.get("tool_call_id", _ID), "type": "function", "function": function}
+
+
+def _calling(name: str, argument: str = "") -> Message:
     function = {"name": name, "arguments": {argument: ""} if argument else {}}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": _ID, "type": "function", "function": function}]}
 

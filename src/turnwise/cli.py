@@ -128,8 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--html", metavar="FILE", type=Path, default=Path("probe.html"), help="default: probe.html")
     probe.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
 
-    make = _command(commands, "make-model", "make the embedded model anew, from random weights", "", _make_model)
+    make = _command(commands, "make-model", "make an embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
+    make.add_argument("--model", choices=("tiny", "tiny-tools"), default="tiny", help="which one (default tiny)")
     make.add_argument("--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)")
     return parser
 
@@ -268,8 +269,11 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 def _make_model(arguments: argparse.Namespace) -> int:
     from turnwise.models.make_tiny import Recipe, make_tiny
+    from turnwise.models.teach_babyai import BabyAITeacher
+    from turnwise.models.teach_calculator import CalculatorTeacher
 
-    make_tiny(arguments.folder, Recipe(seed=arguments.seed))
+    teachers = {"tiny": BabyAITeacher, "tiny-tools": CalculatorTeacher}
+    make_tiny(arguments.folder, teachers[arguments.model](), Recipe(seed=arguments.seed))
     return 0
 
 

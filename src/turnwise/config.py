@@ -219,17 +219,18 @@ class RolloutConfig(_Strict):
 
     @model_validator(mode="after")
     def _episodes_stand_alone(self) -> RolloutConfig:
-        if self.episodes is not None:
-            for key in {"e_len", "mode"} & self.model_fields_set:
+        for key in ("e_len", "mode"):
+            value = getattr(self, key)
+            if self.episodes is not None and value != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"rollout.{key}={getattr(self, key)} does nothing while rollout.episodes is {self.episodes}; "
-                    "leave one of them out"
+                    f"rollout.{key}={value} does nothing while rollout.episodes is {self.episodes}; leave one out"
                 )
-        if self.filter_groups and (self.group == 1 or self.episodes is None):
+        if self.group > 1 and self.episodes is None:
             raise ValueError(
-                "rollout.filter_groups compares the whole episodes of a group; set rollout.group=8 or the like, "
-                "and rollout.episodes=1"
+                f"rollout.group={self.group} compares whole episodes with one another; set rollout.episodes=1"
             )
+        if self.filter_groups and self.group == 1:
+            raise ValueError("rollout.filter_groups does nothing while rollout.group is 1; set rollout.group=8, say")
         if self.n_env % self.group:
             raise ValueError(
                 f"rollout.n_env={self.n_env} slots cannot be shared out to groups of rollout.group={self.group}; "
@@ -377,12 +378,12 @@ class Config(_Strict):
                 f"advantage.use={use} reads values, which model.critic=none does not have; "
                 "set model.critic=separate, or an estimator without a critic such as advantage.use=grpo"
             )
-        if not estimator.critic and self.rollout.episodes is None:
-            raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
         if not estimator.critic and self.model.critic != "none":
             raise ValueError(
                 f"model.critic={self.model.critic} would learn nothing from advantage.use={use}; set model.critic=none"
             )
+        if not estimator.critic and self.rollout.episodes is None:
+            raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
         if self.model.critic == "none":
             if idle := _idle_without_critic(self):
                 raise ValueError(f"{idle[0]} does nothing while model.critic is none; leave it out")
@@ -538,4 +539,6 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "value_error":
         return message
+    if first["type"] == "missing":
+        return f"{key} is missing"
     return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"

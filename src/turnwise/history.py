@@ -7,9 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from os.path import commonprefix
 
-from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of
+from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of, unread_call
 from turnwise.types import Message
 
 Conversation = tuple[str, list[tuple[Sequence[int], Sequel]]]
@@ -53,13 +52,15 @@ class Exact:
 class Inference:
     """What the template makes of the whole conversation, as in production: old reasoning may be left out.
 
-    A reply whose reasoning the template shows stands as it was sampled, any other as the template writes it.
+    A reply whose reasoning the template shows stands as it was sampled, any other as the template writes it. So the
+    conversation is written twice for every prompt: first to see what is shown.
     """
 
     def __init__(self, template: ChatTemplate, text: Callable[[Sequence[int]], str]):
         self._template = template
         self._text = text
-        self._header, self._opening = self._find_opening()
+        self._fitting = lru_cache(maxsize=_CACHED)(self._fit)
+        self._header, self._opening = self._find_openings()
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
         plain = self.plain(messages)
@@ -70,14 +71,20 @@ class Inference:
         pieces = [Sequel("", None, self._template.write(holes, tools))]
         for number in kept:
             last = pieces.pop()
-            before, after = self._template.after(marks[number], last.rest, self._in_call(plain[number]))
-            pieces += [Sequel(last.close, last.close_id, self._reopened(before)), after]
+            called = self._in_call(plain[number])
+            before, after = self._template.after(marks[number], last.rest, called)
+            pieces += [Sequel(last.close, last.close_id, self._reopened(before, called)), after]
         ids = [messages[number].get("token_ids", ()) for number in kept]
         return pieces[0].rest, list(zip(ids, pieces[1:], strict=True))
 
     def plain(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages without ids, in a form that the template takes."""
-        return [self._fitting(one) if "token_ids" in one else one for one in messages]
+        """The messages without their ids, in a form that the template takes."""
+        plain = [self._fitted(one) if "token_ids" in one else one for one in messages]
+        if self._template.names_answers:
+            for number, (one, following) in enumerate(pairwise(plain)):
+                if one["role"] == "assistant" and following["role"] == "tool" and not one.get("tool_calls"):
+                    plain[number] = {**one, "tool_calls": [unread_call(following)]}
+        return plain
 
     def _kept(self, plain: list[Message], marks: list[str], replies: list[int], tools: Tools) -> list[int]:
         """The replies whose reasoning, or else whose content or call, the template shows."""
@@ -87,14 +94,22 @@ class Inference:
         text = self._template.write(asked, tools)
         return [number for number in replies if marks[number] in text]
 
-    def _fitting(self, reply: Message) -> Message:
-        """Some templates take no content beside the reasoning of a call, others no more than one call."""
-        if not reply.get("tool_calls"):
-            return reply
-        thoughts = "\n\n".join(filter(None, (reply.get("reasoning_content"), reply["content"])))
-        joined: Message = {**reply, "content": "", "reasoning_content": thoughts}
-        bare: Message = {"role": "assistant", "content": self._text(reply.get("token_ids", ()))}
-        return next((one for one in (reply, joined) if self._template.takes(ASK, one)), bare)
+    def _fitted(self, reply: Message) -> Message:
+        ids = tuple(reply.get("token_ids", ()))
+        return self._fitting(json.dumps({key: value for key, value in reply.items() if key != "token_ids"}), ids)
+
+    def _fit(self, reply_json: str, ids: tuple[int, ...]) -> Message:
+        """A reply for templates that know of no reasoning, of none beside content, of no calls, or of one at a time."""
+        reply = json.loads(reply_json)
+        thoughts, said, calls = reply.get("reasoning_content"), reply["content"], reply.get("tool_calls")
+        bare: Message = {"role": "assistant", "content": self._text(ids)}
+        if calls and not self._template.shows_calls:
+            return bare
+        if thoughts and not self._template.shows_reasoning:
+            reply |= {"reasoning_content": "", "content": f"<think>\n{thoughts}\n</think>\n\n{said}"}
+        joined = {**reply, "content": "", "reasoning_content": "\n\n".join(filter(None, (thoughts, said)))}
+        forms: list[Message] = [reply, joined] if calls else [reply]
+        return next((form for form in forms if self._template.attempt(ASK, form)), bare)
 
     def _in_call(self, reply: Message) -> bool:
         """Whether a mark in the place of this reply stands in its call, for the sake of the answers after it."""
@@ -103,20 +118,24 @@ class Inference:
     def _hole(self, reply: Message, mark: str) -> Message:
         return _marked_call(reply, mark) if self._in_call(reply) else {"role": "assistant", "content": mark}
 
-    def _find_opening(self) -> tuple[str, str]:
-        """With what a reply in the history begins, and with what the template opens the next one."""
-        hole, question = mark_of([]), self._template.write([ASK], reply=False)
-        opening = self._template.write([ASK])[len(question) :]
-        reply: Message = {"role": "assistant", "content": hole}
-        if not self._template.takes(ASK, reply, ASK):
-            return "", opening
-        text = self._template.write([ASK, reply, ASK], reply=False)
-        return commonprefix([opening, text[len(question) :]]), opening
+    def _find_openings(self) -> tuple[str, str]:
+        """What the template writes before the content of a past reply, and before one that is yet to come."""
+        hole = mark_of([])
+        question, opened = self._template.attempt(ASK, reply=False), self._template.attempt(ASK)
+        past = self._template.attempt(ASK, {"role": "assistant", "content": hole}, ASK)
+        if hole not in past or not past.startswith(question) or not opened.startswith(question):
+            return "", ""
+        return past[len(question) :].partition(hole)[0], opened[len(question) :]
 
-    def _reopened(self, before: str) -> str:
-        """The text before a reply with the opening that the reply was sampled after."""
-        place = before.rfind(self._header) if self._header else -1
-        return before if place < 0 else before[:place] + self._opening
+    def _reopened(self, before: str, called: bool) -> str:
+        """The text before a past reply, with the opening that the reply was sampled after.
+
+        That of a reply to come may open its reasoning as well, or leave the channel to the model.
+        """
+        if called:  # more markup stands between the opening and the mark
+            start, found, _ = before.rpartition(self._opening)
+            return start + found or before
+        return before.removesuffix(self._header) + self._opening if before.endswith(self._header) else before
 
 
 def _marked(reply: Message, mark: str) -> Message:

@@ -94,9 +94,8 @@ def random_player(config: Config) -> Player | None:
 
 def expert_player(config: Config) -> Player | None:
     """The environment's own expert; None where it has none."""
-    return (
-        Chooser(lambda slot: gym_of(slot).host.expert()) if config.data is None and _offer(config).has_expert else None
-    )
+    offer = _offer(config)
+    return Chooser(lambda slot: gym_of(slot).host.expert()) if offer and offer.has_expert else None
 
 
 OTHERS: dict[str, Callable[[Config], Player | None]] = {

@@ -190,7 +190,7 @@ class Slot:
         counted = [place for place, one in enumerate(self._turns) if not one.of_memory]
         before = self.episode.turns - len(counted)
         if turn < before:
-            raise ValueError(f"turn {turn} of {self.name} was in an earlier batch, and cannot be rewarded any more")
+            raise EpisodeFailure(f"turn {turn} of {self.name} was in an earlier batch, and cannot be rewarded any more")
         place = counted[turn - before]
         self._turns[place] = replace(self._turns[place], reward=self._turns[place].reward + amount)
 
@@ -328,13 +328,13 @@ class _Session:
     def reward(self, amount: float, turn: int | None = None) -> None:
         episode = self._slot.episode
         number = episode.turns - 1 if turn is None else turn
+        if not amount:
+            return
         if not 0 <= number < episode.turns:
-            raise ValueError(
-                f"turn {number} of {self.name} cannot be rewarded: there were {episode.turns} turns so far"
-            )
-        if amount and number not in self._old_turns:
-            self._slot.reward(amount, number)
+            raise EpisodeFailure(f"{self.name} has no turn {number} to reward: there were {episode.turns} so far")
         episode.episode_return += amount
+        if number not in self._old_turns:
+            self._slot.reward(amount, number)
 
     def count(self, name: str, amount: float = 1.0) -> None:
         figures = self._slot.episode.figures
@@ -398,6 +398,7 @@ class Collector:
     async def _collect(self, engine: Engine) -> list[Segment]:
         for slot in self.slots:
             slot.tally = self.tally
+        self._align()
         rollout, turns = self.config.rollout, self.config.rollout.e_len
         if rollout.episodes is not None:
             await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
@@ -407,6 +408,15 @@ class Collector:
             while short := [slot for slot in self.slots if slot.collected < turns]:
                 await play_all(slot.play(engine, slot.collected + 1) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
+
+    def _align(self) -> None:
+        """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""
+        size = self.config.rollout.group
+        for first in range(0, len(self.slots) if size > 1 else 0, size):
+            group = self.slots[first : first + size]
+            newest = max(slot.episode.number for slot in group)
+            for slot in group:
+                slot.episode.number = newest
 
     def close(self) -> None:
         """Let go of the episodes under way and of the environments."""

@@ -59,9 +59,7 @@ class Training:
         self.tokenizer = tokenizer
         reference = bool(config.kl.reward or config.kl.loss)
         self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision)
-        updates = config.steps * config.update.epochs
-        minibatches = config.rollout.n_env * config.rollout.e_len // config.update.minibatch
-        self.optimizers = Optimizers(self.policy, config.update, updates * minibatches)
+        self.optimizers = Optimizers(self.policy, config.update)
         self.engine: Engine = LocalEngine(self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
@@ -92,6 +90,7 @@ class Training:
         credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient, config.update.whiten)
         clock.lap("score")
         seed = derive("update", config.seed, progress.step)
+        self.optimizers.done = progress.step / config.steps
         stats = update(policy, self.optimizers, batch, credit, config.update, config.kl, seed)
         clock.lap("update")
         progress.step += 1

@@ -78,9 +78,9 @@ def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> N
 class Optimizers:
     """AdamW for the actor and for the critic, if any, with one learning-rate schedule in optimizer steps."""
 
-    def __init__(self, policy: Policy, config: UpdateConfig, total_steps: int):
+    def __init__(self, policy: Policy, config: UpdateConfig):
         self.config = config
-        self.total_steps = total_steps
+        self.done = 0.0  # share of the training that is over
         self.actor = self._adamw(policy.actor_parameters(), config.actor_lr)
         critic = policy.critic_parameters()
         self.critic = self._adamw(critic, config.critic_lr) if critic else None
@@ -119,8 +119,7 @@ class Optimizers:
 
     def _schedule(self) -> float:
         warm = min(1.0, (self.taken + 1) / max(1, self.config.lr_warmup_steps))
-        done = min(1.0, self.taken / max(1, self.total_steps))
-        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+        shape = {"constant": 1.0, "linear": 1.0 - self.done, "cosine": 0.5 * (1 + math.cos(math.pi * self.done))}
         return warm * shape[self.config.lr_schedule]
 
 

@@ -95,7 +95,7 @@ class Calls:
         """Raises Refusal."""
         try:
             self.session.reward(amount, turn)
-        except ValueError as error:
+        except EpisodeFailure as error:  # the program is told, and may go on
             raise Refusal(str(error)) from error
 
     def reward_whole(self, value: Any) -> None:

@@ -51,7 +51,7 @@ def _samples(config: DataConfig, split: Split) -> Iterator[Sample]:
         yield to_sample(place, _converted(convert, place, row, index, split), index, config.prompt_key)
 
 
-def _rows(config: DataConfig, split: Split) -> Iterator[tuple[Place, Row]]:
+def _rows(config: DataConfig, split: Split) -> Iterator[tuple[Place, Any]]:
     if config.generate:
         rows = config.generate.make("data.generate").rows(split)
         yield from ((f"{config.generate.use}, {split} row {number}", row) for number, row in enumerate(rows, 1))
@@ -60,13 +60,14 @@ def _rows(config: DataConfig, split: Split) -> Iterator[tuple[Place, Row]]:
         yield from read_rows(path)
 
 
-def _converted(convert: Callable[..., Row] | None, place: Place, row: Row, index: int, split: Split) -> Any:
+def _converted(convert: Callable[..., Row] | None, place: Place, row: Any, index: int, split: Split) -> Any:
     if convert is None:
         return row
     try:
         return convert(row, index, split)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{place} cannot be converted: {error if str(error) else type(error).__name__}") from error
+    except Exception as error:
+        said = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{place} cannot be converted: {said}{' '.join(str(error).split())}") from error
 
 
 def _asked(sample: Sample) -> str:

@@ -3,6 +3,7 @@
 A problem is a test problem by a hash of its numbers, so train and test never meet, whatever the seed or the size.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -21,8 +22,7 @@ LEVELS: dict[int, tuple[tuple[int, ...], str]] = {
 }
 _PLACES = ("A shop", "A barn", "A school", "A ship")
 _THINGS = (("boxes", "apples"), ("bags", "nuts"), ("crates", "eggs"), ("packs", "pens"))
-_TEST = 0.1  # share of all problems
-_PATIENCE = 100  # draws for each row that is asked for
+_SHARES = {"train": 0.9, "test": 0.1}  # of all problems
 
 
 @dataclass(frozen=True)
@@ -75,29 +75,34 @@ class Arithmetic:
         if self.style not in ("expressions", "stories"):
             raise ValueError(f"data.generate.style is {self.style!r}; there are 'expressions' and 'stories'")
         for key in ("train", "test"):
-            size = getattr(self, key)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"data.generate.{key} is {size!r}; write a number of rows, 1 or more")
+            size, most = getattr(self, key), _most(self.level, key)
+            if not isinstance(size, int) or not 1 <= size <= most:
+                raise ValueError(
+                    f"data.generate.{key} is {size!r}; at level {self.level} write a number from 1 to {most}"
+                )
 
     def rows(self, split: Literal["train", "test"]) -> Iterator[Row]:
-        """Different problems, with their solutions. Raises ValueError where the level has too few."""
+        """Different problems, with their solutions."""
         random = np.random.default_rng(derive("arithmetic", self.seed, self.level, split))
         wanted = self.train if split == "train" else self.test
         seen: set[Problem] = set()
-        for _ in range(wanted * _PATIENCE):
+        while len(seen) < wanted:
             problem = _draw(self.level, random)
             if problem in seen or _is_test(problem) != (split == "test") or not self._suits(problem):
                 continue
             seen.add(problem)
             question = f"{problem.expression} = ?" if self.style == "expressions" else _story(problem, random)
             yield {"question": question, "answer": _solution(problem), "data_source": f"arithmetic/{self.level}"}
-            if len(seen) == wanted:
-                return
-        raise ValueError(f"data.generate.{split}={wanted} is more than there are at level {self.level}; ask for fewer")
 
     def _suits(self, problem: Problem) -> bool:
         """No story can take away more than there is."""
         return self.style == "expressions" or all(value >= 0 for _, value in problem.steps())
+
+
+def _most(level: int, split: str) -> int:
+    """How many different problems may be asked for: half of those that there are, so that they are soon found."""
+    digits, signs = LEVELS[level]
+    return int(_SHARES[split] * math.prod(9 * 10 ** (count - 1) for count in digits) * 2 ** signs.count("±") / 2)
 
 
 def _draw(level: int, random: np.random.Generator) -> Problem:
@@ -107,7 +112,7 @@ def _draw(level: int, random: np.random.Generator) -> Problem:
 
 
 def _is_test(problem: Problem) -> bool:
-    return derive("arithmetic", problem.expression) < _TEST * 2**62
+    return derive("arithmetic", problem.expression) < _SHARES["test"] * 2**62
 
 
 def _story(problem: Problem, random: np.random.Generator) -> str:

@@ -39,31 +39,30 @@ def _matching(key: str, pattern: str) -> list[Path]:
     return files
 
 
-def read_rows(path: Path) -> Iterator[tuple[Place, Row]]:
-    """The rows of a file, each with its place. Raises ValueError, of one sentence."""
+def read_rows(path: Path) -> Iterator[tuple[Place, Any]]:
+    """The rows of a file, each with its place, yet to be checked. Raises ValueError, of one sentence."""
     try:
         yield from _READERS[path.suffix](path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _jsonl(path: Path) -> Iterator[tuple[Place, Row]]:
+def _jsonl(path: Path) -> Iterator[tuple[Place, Any]]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 place = f"{path}, line {number}"
-                yield place, _object(place, _parsed(place, line))
+                yield place, _parsed(place, line)
 
 
-def _json(path: Path) -> Iterator[tuple[Place, Row]]:
+def _json(path: Path) -> Iterator[tuple[Place, Any]]:
     """A list of objects. Some files called .json are JSON Lines."""
     text = path.read_text(encoding="utf-8-sig")
     if not text.lstrip().startswith("["):
         yield from _jsonl(path)
         return
     for number, row in enumerate(_parsed(str(path), text), 1):
-        place = f"{path}, row {number}"
-        yield place, _object(place, row)
+        yield f"{path}, row {number}", row
 
 
 def _parsed(place: Place, text: str) -> Any:
@@ -75,12 +74,6 @@ def _parsed(place: Place, text: str) -> Any:
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON number")
-
-
-def _object(place: Place, row: Any) -> Row:
-    if not isinstance(row, dict):
-        raise ValueError(f"{place} is {row!r:.80}; a row is an object with columns")
-    return row
 
 
 def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
@@ -115,7 +108,7 @@ def _without_nothing(value: Any) -> Any:
     return [_without_nothing(one) for one in value] if isinstance(value, list) else value
 
 
-_READERS: dict[str, Callable[[Path], Iterator[tuple[Place, Row]]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[tuple[Place, Any]]]] = {
     ".parquet": _parquet,
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,

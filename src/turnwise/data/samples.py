@@ -26,8 +26,10 @@ _ROLES = get_args(_FIELDS["role"])
 _FROM_DISK = set(_FIELDS) - {"token_ids"}  # ids belong to the model that sampled them
 
 
-def to_sample(place: Place, row: Row, index: int, prompt_key: str = "prompt") -> Sample:
+def to_sample(place: Place, row: Any, index: int, prompt_key: str = "prompt") -> Sample:
     """Raises ValueError of one sentence that names the place, the column and the remedy."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} is {row!r:.80}; a row is an object with columns")
     try:
         return _sample(dict(row), index, prompt_key)
     except ValueError as error:

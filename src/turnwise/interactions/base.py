@@ -8,7 +8,7 @@ from turnwise.types import Message
 
 
 class BaseInteraction:
-    """Override `generate_response`, and what else the user needs. Methods may be plain functions; those run in a thread.
+    """Override `generate_response`, and what else the user needs. A method that is not async runs in a thread.
 
     One object serves all episodes, many at a time: what belongs to an episode is kept under its `instance_id`. Further
     parameters are filled by name from the sample's interaction_kwargs; **kwargs takes them all.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.calling import Overrun, bounded, fitting, invoke
 from turnwise.interactions.base import BaseInteraction
+from turnwise.rewards.reward import finite
 from turnwise.types import Message
 
 
@@ -31,14 +31,14 @@ class Dialogue:
         self._episode = episode
         self._kwargs = dict(kwargs)
         self._instance: str | None = None  # None: not started, or finalized
-        self._error = ""
+        self.error = ""  # the first thing that went wrong on the user's side
 
     async def __aenter__(self) -> Dialogue:
         try:
             started = await self._call(self._interaction.start_interaction, self._episode)
             self._instance = self._episode if started is None else started
         except _Failure as failure:
-            self._error = str(failure)
+            self.error = str(failure)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -47,23 +47,18 @@ class Dialogue:
             try:
                 await self._call(self._interaction.finalize_interaction, instance)
             except _Failure as failure:
-                self._error = str(failure)
-
-    @property
-    def error(self) -> str:
-        """The first thing that went wrong, or else what went wrong at the end; empty if nothing did."""
-        return self._error
+                self.error = self.error or str(failure)
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
         """The user's answer to the conversation, whose last message is the model's reply."""
-        if self._error or self._instance is None:
-            return UserTurn(True, "", 0.0, error=self._error or "the dialogue is over")
+        if self.error or self._instance is None:
+            return UserTurn(True, "", 0.0, error=self.error or "the dialogue is over")
         try:
             answer = await self._call(self._interaction.generate_response, self._instance, list(messages))
             return _checked(self._interaction.name, answer)
         except _Failure as failure:
-            self._error = str(failure)
-            return UserTurn(True, "", 0.0, error=self._error)
+            self.error = str(failure)
+            return UserTurn(True, "", 0.0, error=self.error)
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method with those of the sample's arguments that it takes, in time."""
@@ -82,11 +77,8 @@ class _Failure(Exception):
 
 
 def _checked(name: str, answer: Any) -> UserTurn:
-    try:
-        done, text, reward, metrics = answer
-        assert isinstance(text, str) and isinstance(metrics, Mapping) and math.isfinite(reward)
-    except (TypeError, ValueError, AssertionError) as error:
-        wanted = "(done, text, finite reward, dict of figures)"
-        raise _Failure(f"interaction {name} answered {answer!r:.80} instead of {wanted}") from error
-    # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
-    return UserTurn(bool(done), text.encode("utf-8", "replace").decode(), float(reward), metrics)
+    match answer:
+        case (bool(done), str(text), reward, Mapping() as metrics) if (value := finite(reward)) is not None:
+            # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
+            return UserTurn(done, text.encode("utf-8", "replace").decode(), value, metrics)
+    raise _Failure(f"interaction {name} answered {answer!r:.80}; answer (done, text, finite reward, dict of figures)")

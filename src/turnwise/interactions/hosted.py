@@ -36,7 +36,7 @@ class HostedUser(BaseInteraction):
         self._personas: dict[str, str] = {}
 
     async def start_interaction(  # type: ignore[override]  # filled by name
-        self, instance_id: str, **interaction_kwargs: Any
+        self, instance_id: str, interaction_kwargs: Mapping[str, Any]
     ) -> str:
         persona = self._settings.persona
         for key, value in interaction_kwargs.items():  # no str.format, which reaches into attributes
@@ -48,8 +48,8 @@ class HostedUser(BaseInteraction):
         self, instance_id: str, messages: Sequence[Message]
     ) -> tuple[bool, str, float, Mapping[str, Any]]:
         spoken = [message for message in messages if message["role"] in ("user", "assistant")]
-        heard: list[Message] = [{"role": "system", "content": self._personas[instance_id]}]
-        heard += [{"role": _OTHER[one["role"]], "content": one["content"]} for one in spoken]
+        heard = [Message(role="system", content=self._personas[instance_id])]
+        heard += [Message(role=_OTHER[one["role"]], content=one["content"]) for one in spoken]
         asked = self._settings
         seed = derive("user", asked.seed, instance_id, len(spoken))
         text = (await self._hosted.answer(heard, Sampling(asked.max_tokens, asked.temperature, seed=seed))).text.strip()

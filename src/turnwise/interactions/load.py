@@ -31,11 +31,8 @@ class Interactions:
         """
         kwargs = dict(interaction_kwargs)
         name = kwargs.pop("name", next(iter(self.by_name)) if len(self.by_name) == 1 else None)
-        if name not in self.by_name:
-            known = nearest(str(name), self.by_name)
-            raise ValueError(
-                f"interaction_kwargs.name of the sample is {name!r}, which no interaction is called{known}"
-            )
+        if not isinstance(name, str) or name not in self.by_name:
+            raise ValueError(f"interaction_kwargs.name of the sample is {name!r}{nearest(str(name), self.by_name)}")
         interaction = self.by_name[name]
         methods = [getattr(interaction, method) for method in _METHODS]
         unseen = set(kwargs).intersection(*(left_over(method, "interaction_kwargs", kwargs) for method in methods))

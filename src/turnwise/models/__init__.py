@@ -9,12 +9,15 @@ from transformers.utils import logging
 
 from turnwise.config import ModelConfig
 
-TINY = Path(__file__).parent / "tiny"
+EMBEDDED = {
+    "tiny": Path(__file__).parent / "tiny",  # plays BabyAI
+    "tiny-tools": Path(__file__).parent / "tiny_tools",  # calls a calculator
+}
 
 
 def locate(path: str) -> str:
-    """`tiny` is the embedded model; everything else is a folder or a hub id as it stands."""
-    return str(TINY) if path == "tiny" else path
+    """An embedded model by its name; everything else is a folder or a hub id as it stands."""
+    return str(EMBEDDED.get(path, path))
 
 
 def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -28,8 +31,8 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
         )
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model.path is {config.path!r}, which cannot be opened; give 'tiny', the id of a model on the Hugging "
-            "Face hub, or a folder with config.json, model.safetensors and tokenizer.json"
+            f"model.path is {config.path!r}, which cannot be opened; give {' or '.join(EMBEDDED)}, the id of a model on "
+            "the Hugging Face hub, or a folder with config.json, model.safetensors and tokenizer.json"
         ) from error
     torch.nn.Module.to(model, pick_device(config.device))
     return model.eval(), tokenizer

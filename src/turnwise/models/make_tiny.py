@@ -1,33 +1,40 @@
-"""Makes the embedded model: a small Qwen2 instruct model, from random weights, by imitation of a poor teacher.
+"""Makes the embedded models: small Qwen2 instruct models, from random weights, by imitation of poor teachers.
 
-The teacher knows the expert's move but mostly plays at random, so that the model learns the language of the tasks
-(it reads, reasons about what it sees, and answers in the format) and little of how to solve them.
+A teacher knows what is right and does it so seldom that the model learns the language of its tasks (it reads, reasons
+about what it sees, and answers in the format) and little of how to solve them.
 """
 
 import json
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from turnwise.batch import Batch, pack
-from turnwise.envs.babyai import BabyAIText
-from turnwise.memory.window import Window
 from turnwise.models import arithmetic
-from turnwise.parse import ThinkAct
 from turnwise.policy import Policy
 from turnwise.render import Renderer
-from turnwise.seeds import derive, episode_seed
-from turnwise.types import Action, Generation, Message, Observation, Segment, Turn
+from turnwise.seeds import derive
+from turnwise.types import Generation, Message, Observation, Segment, Turn
 from turnwise.update import minibatches
 
+# ChatML as Qwen2.5 has it, with tools in the system message and their answers in a turn of the user.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}"
+    "Tools:\n{% for tool in tools %}{{ tool.function.name }}("
+    "{{ tool.function.parameters.properties.keys() | join(', ') }})\n{% endfor %}"
+    'Call one like this: <tool_call>{"name": NAME, "arguments": {...}}</tool_call><|im_end|>\n{% endif %}'
+    "{% for message in messages %}{% if not (tools and loop.first and message.role == 'system') %}"
+    "{% if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response>"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # How Qwen2 splits text before it merges bytes: contractions, words, single digits, punctuation, white space.
@@ -35,25 +42,26 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-COLOURS = ("blue", "purple", "green", "yellow", "red", "grey")
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A turn of a teacher."""
+
+    messages: Sequence[Message]
+    reply: str
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+class Teacher(Protocol):
+    """A dataclass, whose fields are recorded beside the model."""
+
+    def demonstrations(self, seed: int) -> Sequence[Demonstration]: ...
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the embedded model is made of."""
+    """How a model is made of what its teacher shows."""
 
-    # The teacher plays missions of so many colours (in the order of COLOURS, by the first one that the mission names),
-    # guessing now and then, and guesses at all others: so few and so often that play starts below the zero-shot results
-    # of Qwen2.5-3B-Instruct in the Verlog report (table 3).
-    known: dict[str, int] = field(
-        default_factory=lambda: {"goto": 4, "pickup": 2, "open": 1, "putnext": 2, "pick_up_seq_go_to": 1}
-    )
-    randomness: dict[str, float] = field(  # share of guesses where the colour is known
-        default_factory=lambda: {"goto": 0.4, "pickup": 0.6, "open": 0.8, "putnext": 0.7, "pick_up_seq_go_to": 0.8}
-    )
-    cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
-    turns: int = 4_000  # demonstrated turns a task
-    length: int = 32  # turns of a level after which the teacher begins another: many levels teach how to read
     epochs: int = 2
     batch: int = 64  # turns an optimizer step
     lr: float = 2e-3
@@ -64,78 +72,23 @@ class Recipe:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    messages: list[Message]
-    reply: str
-
-
 Say = Callable[[str], object]
 
 
-def make_tiny(folder: Path, recipe: Recipe, say: Say = print) -> None:
-    """Write the model, its tokenizer and the recipe it was made by into a Hugging Face folder."""
-    demonstrations = [one for task in recipe.randomness for one in demonstrate(task, recipe)]
+def make_tiny(folder: Path, teacher: Any, recipe: Recipe, say: Say = print) -> None:
+    """Write the model, its tokenizer and what it was made by into a Hugging Face folder."""
+    demonstrations = teacher.demonstrations(recipe.seed)
     say(f"{len(demonstrations)} demonstrated turns")
     tokenizer = make_tokenizer(demonstrations, recipe.vocabulary)
     model = make_model(tokenizer, recipe)
     say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
-    policy = Policy(model, critic="shared", reference=False, precision=arithmetic("auto", model.device))
+    policy = Policy(model, critic="none", reference=False, precision=arithmetic("auto", model.device))
     renderer = Renderer(tokenizer)
     imitate(policy, pack([as_segment(one, renderer) for one in demonstrations]), recipe, say)
     model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(folder)
-    (folder / "made_by.json").write_text(json.dumps(recipe.__dict__, indent=1) + "\n")
-
-
-def demonstrate(task: str, recipe: Recipe) -> Iterator[Demonstration]:
-    """Turns of the poor teacher, each with the prompt that a window memory of 0 to 2 turns shows."""
-    environment = BabyAIText(task=task)
-    parser = ThinkAct(environment.actions, environment.default_action, cue=recipe.cue)
-    luck = random.Random(derive("teacher", recipe.seed, task))
-    episode = made = 0
-    while made < recipe.turns:
-        seen, _ = environment.reset(seed=episode_seed("demo", recipe.seed, task, episode))
-        episode += 1
-        past: list[Turn] = []
-        memory = Window(luck.choice((0, 1, 1, 1, 2)))
-        ended = False
-        share = recipe.randomness[task] if _knows(seen["instructions"], recipe.known[task]) else 1.0
-        while not ended and len(past) < recipe.length and made < recipe.turns:
-            observation = Observation(seen["text"], parser.cue, seen["instructions"])
-            thought = environment.thought()
-            expert = environment.expert()
-            action = luck.choice(environment.actions) if luck.random() < share else expert
-            reply = parser.format(thought, action)
-            yield Demonstration(window_messages(memory, past, observation), reply)
-            made += 1
-            past.append(_played(observation, reply, parser.parse(reply), parser.format("", action)))
-            seen, _, terminated, truncated, _ = environment.step(action)
-            ended = terminated or truncated
-
-
-def _knows(instructions: str, known: int) -> bool:
-    """Whether the first colour of the mission, which closes the instructions, is one that the teacher knows."""
-    named = [word for word in instructions.rpartition(":")[2].split() if word in COLOURS]
-    return bool(named) and named[0] in COLOURS[:known]
-
-
-def window_messages(memory: Window, past: Sequence[Turn], observation: Observation) -> list[Message]:
-    """What the memory shows, without the ids that nobody sampled."""
-
-    async def nobody(_: list[Message]) -> str:
-        raise AssertionError("a window asks nothing")
-
-    prompt = memory.prompt(past[len(past) - memory.turns :] if memory.turns else (), len(past), observation, nobody)
-    try:
-        prompt.send(None)
-    except StopIteration as done:
-        return [{"role": message["role"], "content": message["content"]} for message in done.value]
-    raise AssertionError("a window waits for nothing")
-
-
-def _played(observation: Observation, reply: str, action: Action, bare: str) -> Turn:
-    return Turn(observation, (), Generation((), (), "stop", 0), action, 0, 0.0, reply, reply, bare)
+    made_by = {"teacher": type(teacher).__name__, **asdict(teacher), **asdict(recipe)}
+    (folder / "made_by.json").write_text(json.dumps(made_by, indent=1) + "\n")
 
 
 def make_tokenizer(demonstrations: Sequence[Demonstration], size: int) -> PreTrainedTokenizerFast:
@@ -183,7 +136,7 @@ def as_segment(one: Demonstration, renderer: Renderer) -> Segment:
     """A demonstrated turn as if it had been sampled."""
     reply = tuple(renderer.tokenizer.encode(one.reply + "<|im_end|>", add_special_tokens=False))
     generation = Generation(reply, (0.0,) * len(reply), "stop", 0)
-    turn = Turn(Observation(""), renderer.prompt(one.messages), generation, None, 0, 0.0, "", "", "")
+    turn = Turn(Observation(""), renderer.prompt(one.messages, one.tools), generation, None, 0, 0.0, "", "", "")
     return Segment(0, 0, "", 0, (turn,), "terminated", (), None)
 
 

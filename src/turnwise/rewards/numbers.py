@@ -24,8 +24,8 @@ def to_number(text: str) -> Fraction | None:
 
 def last_number(text: str) -> Fraction | None:
     """The last number in a text; a fraction is one number."""
-    numbers = [value for found in re.finditer(_FRACTION, text) if (value := _value(found)) is not None]
-    return numbers[-1] if numbers else None
+    found = reversed(list(re.finditer(_FRACTION, text)))
+    return next((value for value in map(_value, found) if value is not None), None)
 
 
 def math_equal(messages: Sequence[Message], ground_truth: Any, after: str = "") -> dict[str, float]:

@@ -12,4 +12,6 @@ def last_reply(messages: Sequence[Message]) -> str:
 
 def part_after(text: str, mark: str) -> str:
     """What follows the last mark; nothing where it is missing, everything where no mark is asked for."""
+    if not mark:
+        return text
     return text.rpartition(mark)[2] if mark in text else ""

@@ -68,12 +68,12 @@ class Reward:
 
     def _checked(self, answer: Any) -> Score:
         figures = dict(answer) if isinstance(answer, Mapping) else {"score": answer}
-        value = _number(figures.pop("score", None))
+        value = finite(figures.pop("score", None))
         if value is None:
             raise RewardFault(
                 f"reward {self.name} returned {answer!r:.80}; return a finite number, or a dict with one as `score`"
             )
-        metrics = {str(name): _number(figure) for name, figure in figures.items() if isinstance(figure, Real)}
+        metrics = {str(name): finite(figure) for name, figure in figures.items() if isinstance(figure, Real)}
         for name, figure in metrics.items():
             if figure is None:
                 raise RewardFault(f"reward {self.name} returned {figures[name]!r} as {name}; return finite numbers")
@@ -85,7 +85,7 @@ def _extra_info(sample: Sample) -> dict[str, Any]:
     return {"index": sample.index, **own, **sample.extra}
 
 
-def _number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     """A finite number as a float; None for anything else."""
     try:
         return float(value) if isinstance(value, Real) and math.isfinite(value) else None

@@ -1,0 +1,148 @@
+"""64 episodes at once whose tools take their time: does anybody wait for another's tool?
+
+Every episode calls a tool four times and answers; the model's own sampling is real, its words are then replaced. What
+the engine does for a token is compared with a run whose tools answer at once, and the whole with the slowest episode
+by itself.
+"""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.common import record
+from turnwise.config import Config, parse_config
+from turnwise.engines.local import LocalEngine
+from turnwise.evaluate import open_player
+from turnwise.protocols import Codec
+from turnwise.rollout import Collector
+from turnwise.seeds import derive
+from turnwise.tools import ToolContext, function_tool
+from turnwise.types import Generation, Sampling
+
+EPISODES, CALLS = 64, 4
+MEAN_S = 0.5
+ROUNDS = 3
+CALL = '<tool_call>\n{"name": "ponder", "arguments": {}}\n</tool_call>'
+
+
+class Rows:
+    """As many questions as there are episodes; `mean_s` is carried to the tool."""
+
+    def __init__(self, mean_s: float = 0.0):
+        self.mean_s = mean_s
+
+    def rows(self, split: str) -> Iterator[dict[str, Any]]:
+        for number in range(EPISODES):
+            yield {"prompt": f"{split} question {number} of mean {self.mean_s}", "ground_truth": "1"}
+
+
+def latency(episode: str, turn: int, mean_s: float) -> float:
+    """Drawn from the exponential law, the same in every run."""
+    share = (derive("latency", episode, turn) + 0.5) / 2**62
+    return -mean_s * math.log(share)
+
+
+@function_tool
+async def ponder(context: ToolContext) -> str:
+    """Take one's time."""
+    mean_s = float(str(context.messages[0]["content"]).rpartition(" ")[2])
+    await asyncio.sleep(latency(context.episode, context.turn, mean_s))
+    return "done"
+
+
+class Told:
+    """Samples as the model would, and then says what it is told to: calls first, an answer at last."""
+
+    def __init__(self, engine: LocalEngine, codec: Codec):
+        self.engine = engine
+        self.calls, self.answer = (tuple(codec.encode(text)) for text in (CALL, "#### 1"))
+        self.busy_s = 0.0
+        self.tokens = 0
+        step = engine._step
+
+        def timed() -> None:
+            start = time.perf_counter()
+            step()
+            self.busy_s += time.perf_counter() - start
+
+        engine._step = timed  # type: ignore[method-assign]
+        engine._stop_ids = frozenset()  # every reply takes as long as the one that it stands for
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+        asked = sum(prompt_ids[at : at + len(self.calls)] == self.calls for at in range(len(prompt_ids)))
+        words = self.answer if asked == CALLS else self.calls
+        sampled = await self.engine.generate(prompt_ids, replace(sampling, max_tokens=len(words)))
+        self.tokens += len(words)
+        return replace(sampled, token_ids=words)
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        self.engine.load(weights, version)
+
+
+def main() -> None:
+    busy: dict[float, list[float]] = {0.0: [], MEAN_S: []}
+    walls: list[float] = []
+    for _ in range(ROUNDS):
+        for mean_s, series in busy.items():
+            wall, busy_s, tokens, slowest = run(mean_s)
+            series.append(busy_s / tokens)
+            if mean_s:
+                walls.append(wall / slowest)
+    ratio = statistics.median(quick / slow for quick, slow in zip(busy[0.0], busy[MEAN_S], strict=True))
+    record(
+        "tool_latency",
+        {
+            "busy_ms_a_token_without_latency": 1e3 * statistics.median(busy[0.0]),
+            "busy_ms_a_token": 1e3 * statistics.median(busy[MEAN_S]),
+            "tokens_a_busy_second_of_those_without_latency": ratio,
+            "wall_of_the_slowest_episode_alone": statistics.median(walls),
+        },
+    )
+
+
+def run(mean_s: float) -> tuple[float, float, int, float]:
+    """Seconds in all, seconds of the engine, tokens, and the seconds that the slowest episode takes by itself."""
+    config = settings(mean_s)
+    engine, codec = open_player(config, None)
+    assert isinstance(engine, LocalEngine)
+    told = Told(engine, codec)
+    with closing(Collector(config, codec)) as collector:
+        start = time.perf_counter()
+        segments = collector.collect(told)
+        wall = time.perf_counter() - start
+    assert [len(one.turns) for one in segments] == [CALLS + 1] * EPISODES
+    waits = [
+        sum(latency(f"data/{one.slot}/{one.episode}", turn, mean_s) for turn in range(1, CALLS + 1)) for one in segments
+    ]
+    return wall, told.busy_s, told.tokens, max(waits) + alone()
+
+
+def alone() -> float:
+    """Seconds of one episode without anybody beside it and without latency."""
+    config = settings(0.0, episodes=1)
+    engine, codec = open_player(config, None)
+    assert isinstance(engine, LocalEngine)
+    with closing(Collector(config, codec)) as collector:
+        start = time.perf_counter()
+        collector.collect(Told(engine, codec))
+        return time.perf_counter() - start
+
+
+def settings(mean_s: float, episodes: int = EPISODES) -> Config:
+    return parse_config(
+        {
+            "agent": {"use": "tool", "tools": [f"{__name__}:ponder"]},
+            "data": {"generate": {"use": f"{__name__}:Rows", "mean_s": mean_s}},
+            "rollout": {"n_env": episodes, "episodes": 1, "max_prompt_tokens": 2048},
+            "update": {"minibatch": 1},
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
