@@ -318,10 +318,11 @@ class _Session:
 
     def record(self, turn: Turn) -> None:
         episode = self._slot.episode
-        if any(turn.generation is old for old in self._old):
-            self._old_turns.add(episode.turns)
-        else:
+        old = any(turn.generation is one for one in self._old)
+        if not old:
             self._slot.record(turn)
+        elif not turn.of_memory:
+            self._old_turns.add(episode.turns)
         episode.turns += not turn.of_memory
         episode.episode_return += turn.reward
 
@@ -332,9 +333,9 @@ class _Session:
             return
         if not 0 <= number < episode.turns:
             raise EpisodeFailure(f"{self.name} has no turn {number} to reward: there were {episode.turns} so far")
-        episode.episode_return += amount
         if number not in self._old_turns:
             self._slot.reward(amount, number)
+        episode.episode_return += amount
 
     def count(self, name: str, amount: float = 1.0) -> None:
         figures = self._slot.episode.figures
