@@ -52,5 +52,6 @@ def test_the_commands_run(folder, tiny_folder, line, capsys):
         (model / file.name).write_bytes(file.read_bytes())
     make_tokenizer(HERMES).save_pretrained(model)
     _, kind, *arguments = shlex.split(line.replace("command: python", f"command: {sys.executable}"))
-    assert main([kind, *arguments, f"model.path={model}", *SMALL]) == 0, capsys.readouterr().err
+    patient = ["agent.timeout_s=600"] if "agent=" in line else []
+    assert main([kind, *arguments, f"model.path={model}", *patient, *SMALL]) == 0, capsys.readouterr().err
     assert (folder / "runs" / "sums" / "metrics.jsonl").read_text().count("\n") == 1

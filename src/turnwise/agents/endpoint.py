@@ -11,7 +11,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,7 +181,7 @@ async def _refusing(answer: asyncio.Future[Any]) -> Any:
         raise BadRequest(str(error), code="context_length_exceeded") from error
     except Refusal as error:
         raise BadRequest(str(error)) from error
-    except (asyncio.CancelledError, CancelledError) as error:
+    except asyncio.CancelledError as error:
         raise BadRequest("the episode is over", code="unknown_session", status=404) from error
 
 

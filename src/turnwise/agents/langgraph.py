@@ -29,7 +29,7 @@ class LangGraphAgent:
         format: str = "hermes",
         max_turns: int = 25,
         max_tool_reply: int = 256,
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
     ):
         """`graph` is the dotted path of a function that returns a graph, compiled or not. It asks by the names of its
         parameters for `model`, for `tools` (the recipe's, as tools of LangChain) and for `sample`. The graph begins

@@ -27,7 +27,7 @@ class OpenAIAgent:
         function: str = "",
         format: str = "hermes",
         max_turns: int = 16,
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
     ):
         """The program is a `command` line or a `function`, by dotted path, sync or async.
 
