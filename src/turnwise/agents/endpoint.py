@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ class Endpoint:
     async def _reward(self, request: Request) -> Response:
         episode, told = self._episode(request), await _json(request)
         value, turn = _only(told, "value", "turn")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise BadRequest(f"value is {value!r:.80}; it must be a finite number", "value")
         if turn is not None and type(turn) is not int:
             raise BadRequest(f"turn is {turn!r:.80}; it must be the number of a turn, from 0", "turn")
