@@ -79,7 +79,7 @@ def test_what_a_model_samples_survives_the_way_through_a_program(tiny):
     model, tokenizer = tiny
     tokenizer.chat_template = HERMES
     renderer = Renderer(tokenizer)
-    rollout = {"n_env": 2, "max_reply_tokens": 8}
+    rollout = {"episodes": 2, "max_reply_tokens": 8}  # one slot: who shares a forward pass depends on timing
     played = []
     for agent in ({"use": "guests:Doubter"}, "doubter"):
         made = config(agent, rollout, reward=None)
