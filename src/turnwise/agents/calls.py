@@ -78,14 +78,13 @@ class Calls:
         try:
             async with self._one_at_a_time:
                 return await self._reply(messages, tools)
-        except OverLimit:
+        except Refusal:
             raise
         except EpisodeFailure as failure:
             self._fail(failure)
             raise Refusal(str(failure)) from failure
         except Exception as error:
-            if not isinstance(error, Refusal):
-                self._fail(error)
+            self._fail(error)
             raise
         finally:
             self._open.discard(task)
@@ -151,6 +150,8 @@ class Calls:
         raise EpisodeFailure(f"the program of {self.session.name} neither called nor ended for {timeout_s:g} s")
 
     def _result(self, ended: asyncio.Future[Any]) -> Any:
+        if ended.cancelled():
+            raise EpisodeFailure(f"the program of {self.session.name} cancelled itself")
         try:
             return ended.result()
         except EpisodeFailure:
