@@ -73,7 +73,7 @@ class Told:
         engine._step = timed  # type: ignore[method-assign]
         engine._stop_ids = frozenset()  # every reply takes as long as the one that it stands for
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         asked = sum(prompt_ids[at : at + len(self.calls)] == self.calls for at in range(len(prompt_ids)))
         words = self.answer if asked == CALLS else self.calls
         sampled = await self.engine.generate(prompt_ids, replace(sampling, max_tokens=len(words)))

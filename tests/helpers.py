@@ -139,7 +139,7 @@ class Scripted:
         self.prompts: list[str] = []
         self.samplings: list[Sampling] = []
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         tokenizer = self.renderer.tokenizer
         prompt = tokenizer.decode(list(prompt_ids))
         assert isinstance(prompt, str)

@@ -499,7 +499,7 @@ class Pausing(Counter):
 class Heavy(Scripted):
     """A model of which one forward pass takes longer than an environment may."""
 
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, request_id=""):
         if len(self.prompts) == 2:
             time.sleep(0.5)
         return await super().generate(prompt_ids, sampling)
@@ -514,8 +514,26 @@ def test_a_slow_model_does_not_make_an_environment_late(renderer):
     assert (collector.tally.failures, collector.tally.last_failure) == (0, "")
 
 
+class Addressed(Scripted):
+    """Hears which requests belong together."""
+
+    async def generate(self, prompt_ids, sampling, request_id=""):
+        generation = await super().generate(prompt_ids, sampling, request_id)
+        self.heard = [*getattr(self, "heard", []), (request_id, self.prompts[-1].split("Count in ")[1][:6])]
+        return generation
+
+
+def test_requests_share_an_id_when_they_are_of_one_episode(renderer):
+    environment = {"kwargs": {"limit": 2}}
+    config = play_config(memory={"use": "note", "question": "?"}, environment=environment, rollout={"e_len": 6})
+    engine = Addressed(renderer)
+    Collector(config, renderer).collect(engine)
+    ids, episodes = ({pair[place] for pair in engine.heard} for place in (0, 1))
+    assert len(ids) == len(episodes) == len(set(engine.heard)) == 6  # two slots, three episodes each
+
+
 class Faulty(Scripted):
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, request_id=""):
         await asyncio.sleep(0)
         raise ArithmeticError("no more memory")
 

@@ -25,7 +25,7 @@ from turnwise.types import Generation, Sampling
 class Moody:
     """Goes up two times in three, else mumbles: by the seed of the reply alone."""
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         await asyncio.sleep(0)  # so that the episodes of several slots end in turn
         return Generation(Conversation().reply("ACTION: up" if sampling.seed % 3 else "Hm."), (), "stop", 0)
 

@@ -202,7 +202,7 @@ def unread_call(answer: Message) -> MessageCall:
 
 
 def _calling(name: str, argument: str = "") -> Message:
-    function = {"name": name, "arguments": {argument: ""} if argument else {}}
+    function: CalledFunction = {"name": name, "arguments": {argument: ""} if argument else {}}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": _ID, "type": "function", "function": function}]}
 
 

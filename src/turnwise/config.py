@@ -35,6 +35,11 @@ COMPONENTS = {
         "langgraph": "turnwise.agents.langgraph:LangGraphAgent",
     },
     "parser": {"think_act": "turnwise.parse:ThinkAct"},
+    "engine": {
+        "local": "turnwise.engines.make:local",
+        "vllm": "turnwise.engines.make:vllm",
+        "sglang": "turnwise.engines.make:sglang",
+    },
     "advantage": {
         "dual_gae": "turnwise.advantages.gae:DualGAE",
         "gae": "turnwise.advantages.gae:token_gae",
@@ -58,6 +63,7 @@ COMPONENTS = {
 # Arguments that the framework passes by itself.
 _GIVEN = {
     "agent": {"setting"},
+    "engine": {"trained"},
     "parser": {"actions", "default"},
     "reward": {"sample", "messages", "text", "solution_str", "data_source", "ground_truth", "extra_info"},
 }
@@ -89,12 +95,17 @@ class Component(BaseModel):
 
     def make(self, kind: str, **given: Any) -> Any:
         """Build the part; `given` is what the framework adds."""
-        factory = self._load(kind)
-        self._refuse_unknown(kind, factory)
+        factory = self.find(kind)
         try:
             return factory(**self.arguments, **given)
         except TypeError as error:
             raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+
+    def find(self, kind: str) -> Callable[..., Any]:
+        """What makes the part; it has every argument that is given here."""
+        factory = self._load(kind)
+        self._refuse_unknown(kind, factory)
+        return factory
 
     def bind(self, kind: str) -> Callable[..., Any]:
         """The function that `use` names, its other keys filled in; of a class, an object made of them.
@@ -309,6 +320,7 @@ class Config(_Strict):
     agents: dict[str, Component] = {}  # others, by the names that samples call them
     memory: Component = Component(use="window")
     parser: Component = Component(use="think_act")
+    engine: Component = Component(use="local")  # where tokens are sampled: docs/servers.md
     advantage: Component = Component(use="dual_gae")
     rollout: RolloutConfig = RolloutConfig()
     kl: KLConfig = KLConfig()
@@ -348,6 +360,7 @@ class Config(_Strict):
             )
         self.memory.make("memory")
         self.parser.make("parser")
+        self.engine.find("engine")
         if self.reward is not None:
             if self.data is None:
                 raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")

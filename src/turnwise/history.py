@@ -100,14 +100,14 @@ class Inference:
 
     def _fit(self, reply_json: str, ids: tuple[int, ...]) -> Message:
         """A reply for templates that know of no reasoning, of none beside content, of no calls, or of one at a time."""
-        reply = json.loads(reply_json)
+        reply: Message = json.loads(reply_json)
         thoughts, said, calls = reply.get("reasoning_content"), reply["content"], reply.get("tool_calls")
         bare: Message = {"role": "assistant", "content": self._text(ids)}
         if calls and not self._template.shows_calls:
             return bare
         if thoughts and not self._template.shows_reasoning:
-            reply |= {"reasoning_content": "", "content": f"<think>\n{thoughts}\n</think>\n\n{said}"}
-        joined = {**reply, "content": "", "reasoning_content": "\n\n".join(filter(None, (thoughts, said)))}
+            reply = {**reply, "reasoning_content": "", "content": f"<think>\n{thoughts}\n</think>\n\n{said}"}
+        joined: Message = {**reply, "content": "", "reasoning_content": "\n\n".join(filter(None, (thoughts, said)))}
         forms: list[Message] = [reply, joined] if calls else [reply]
         return next((form for form in forms if self._template.attempt(ASK, form)), bare)
 
@@ -150,6 +150,6 @@ def _marked(reply: Message, mark: str) -> Message:
 
 def _marked_call(reply: Message, mark: str) -> Message:
     """The reply with nothing but its calls, and a mark in the first."""
-    first, *others = reply.get("tool_calls", ())
+    first, *others = list(reply.get("tool_calls", ()))
     marked = {**first, "function": {"name": first["function"]["name"], "arguments": {mark: ""}}}
     return {"role": "assistant", "content": "", "tool_calls": [marked, *others]}  # pyright: ignore

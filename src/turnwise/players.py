@@ -162,7 +162,7 @@ class _Choices:
     slot: Slot
     choose: Choose
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         return Generation(Conversation().reply(await self.choose(self.slot)), (), "stop", 0)
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:

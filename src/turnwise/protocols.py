@@ -87,7 +87,9 @@ class Codec(Protocol):
 class Engine(Protocol):
     """Token ids in, token ids and log-probs out. Requests that wait together are generated together."""
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation: ...
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
+        """Requests of one episode share a `request_id`: their prompts begin alike, so one server should read them."""
+        ...
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Sample from these weights from now on."""

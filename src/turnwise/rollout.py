@@ -180,7 +180,7 @@ class Slot:
             self._news.set()
             await one.go
         assert self._engine is not None
-        return await self._engine.generate(prompt, self._sampling())
+        return await self._engine.generate(prompt, self._sampling(), self.name)
 
     def record(self, turn: Turn) -> None:
         self._turns.append(turn)

@@ -15,7 +15,7 @@ from torch import Tensor
 from turnwise import checkpoint
 from turnwise.batch import pack
 from turnwise.config import Config
-from turnwise.engines.local import LocalEngine
+from turnwise.engines.make import make_engine
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
@@ -60,7 +60,7 @@ class Training:
         reference = bool(config.kl.reward or config.kl.loss)
         self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision)
         self.optimizers = Optimizers(self.policy, config.update)
-        self.engine: Engine = LocalEngine(self.policy.actor, renderer.stop_ids, precision)
+        self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
         self.recent = Recent(config.tasks)

@@ -78,14 +78,18 @@ class Sampling:
     seed: int = 0
 
 
+Finish = Literal["stop", "length"]
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The tokens that an engine sampled, never empty, the end-of-turn token included where one was sampled."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # natural log, of the whole distribution at the sampling temperature
-    finish_reason: Literal["stop", "length"]
-    policy_version: int  # optimizer steps taken by the weights that sampled it
+    finish_reason: Finish
+    policy_version: int  # optimizer steps taken by the weights that sampled it; by the newest, where there were several
+    versions: tuple[int, ...] = ()  # of each token, where new weights came in the middle; else empty
 
 
 Status = Literal["valid", "translated", "invalid"]

@@ -130,6 +130,29 @@ def test_what_the_trainer_changes_the_engine_samples(engine):
     assert before.logprobs != pytest.approx(after.logprobs[: len(before.logprobs)], abs=1e-3)
 
 
+@pytest.mark.parametrize("step", [0, 1, 5, 23])
+def test_replies_under_way_go_on_when_weights_come(engine, step):
+    """The same weights, so the reply is what it would have been; the versions tell where they came."""
+    whole = together(engine, requests_of())
+
+    async def interrupted() -> list[Generation]:
+        tasks = [asyncio.ensure_future(engine.generate(prompt, sampling)) for prompt, sampling in requests_of()]
+        while not engine._running:
+            await asyncio.sleep(0)
+        for _ in range(step):
+            await asyncio.sleep(0)
+        engine.load({}, 4)
+        return await asyncio.gather(*tasks)
+
+    replies = asyncio.run(interrupted())
+    assert any(reply.versions for reply in replies) == (step < 23)
+    for reply, other in zip(replies, whole, strict=True):
+        assert_same(replace(reply, versions=(), policy_version=0), other)
+        if reply.versions:
+            assert set(reply.versions) == {0, 4} and list(reply.versions) == sorted(reply.versions)
+            assert reply.policy_version == 4 and len(reply.versions) == len(reply.token_ids)
+
+
 # -- greedy play
 
 

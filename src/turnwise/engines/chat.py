@@ -57,7 +57,7 @@ class ChatEngine:
     def __init__(self, address: str):
         self._hosted = HostedModel(address)
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         """Without log-probs, and without filters: evaluation samples from the whole distribution."""
         answer = await self._hosted.answer(json.loads(bytes(prompt_ids)), sampling)
         return Generation(Conversation().reply(answer.text), (), answer.finish_reason, 0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnwise.engines.reply import Reply
 from turnwise.trunk import last_mlp_at, prepare
 from turnwise.types import Generation, Sampling
 
@@ -27,8 +28,11 @@ class _Request:
     sampling: Sampling
     done: asyncio.Future[Generation]
     luck: np.ndarray  # one uniform number a token, [max_tokens]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    reply: Reply = field(default_factory=Reply)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.reply.tokens
 
 
 class _Cache:
@@ -146,11 +150,15 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The weights are the trainer's and already here; what was read with them before is forgotten."""
+        """The weights are the trainer's and already here; what was read with them before is forgotten.
+
+        Replies under way go on with the tokens they have.
+        """
         self.version = version
         self._cache = _Cache(self.model.device)
+        self._waiting, self._running = [*self._running, *self._waiting], []
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(prompt_ids, sampling, done, luck))
@@ -184,7 +192,9 @@ class LocalEngine:
             arrived, self._waiting = self._waiting, []
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
-            prompts = [self._cache.admit(r.prompt, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
+            prompts = [
+                self._cache.admit([*r.prompt, *r.tokens], len(r.prompt) + r.sampling.max_tokens) for r in arrived
+            ]
             self._sample(arrived, self._read(first, prompts))
         for row in range(len(self._running) - 1, -1, -1):
             self._finish(row)
@@ -205,8 +215,7 @@ class LocalEngine:
         luck = torch.tensor([request.luck[len(request.tokens)] for request in requests], device=logits.device)
         tokens, logprobs = sample(logits, [request.sampling for request in requests], luck)
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            request.tokens.append(token)
-            request.logprobs.append(logprob)
+            request.reply.add(token, logprob, self.version)
 
     def _finish(self, row: int) -> None:
         request = self._running[row]
@@ -216,11 +225,8 @@ class LocalEngine:
         self._running[row] = self._running[-1]
         self._running.pop()
         self._cache.release(row)
-        generation = Generation(
-            tuple(request.tokens), tuple(request.logprobs), "stop" if stopped else "length", self.version
-        )
         if not request.done.cancelled():
-            request.done.set_result(generation)
+            request.done.set_result(request.reply.finished("stop" if stopped else "length"))
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -31,8 +31,8 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
         )
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model.path is {config.path!r}, which cannot be opened; give {' or '.join(EMBEDDED)}, the id of a model on "
-            "the Hugging Face hub, or a folder with config.json, model.safetensors and tokenizer.json"
+            f"model.path is {config.path!r}, which cannot be opened; give {' or '.join(EMBEDDED)}, the id of a "
+            "model on the Hugging Face hub, or a folder with config.json, model.safetensors and tokenizer.json"
         ) from error
     torch.nn.Module.to(model, pick_device(config.device))
     return model.eval(), tokenizer

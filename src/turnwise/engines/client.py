@@ -1,0 +1,206 @@
+"""Samples on servers: token ids in, token ids out, and nobody notices which server, or which weights, went on.
+
+A reply is streamed, so what is sampled is here already when a server dies or the weights change. Whoever goes on reads
+the prompt and the tokens so far.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from turnwise.engines.reply import Reply
+from turnwise.engines.routing import Counters, Router
+from turnwise.engines.servers import Piece, Server, ServerFailure, WrongWeights
+from turnwise.engines.weights import WeightsFolder
+from turnwise.seeds import derive
+from turnwise.types import Finish, Generation, Sampling
+
+_POLL_S = 0.02  # between looks at whether there is a server and no pause
+_MOST_FAILURES = 10  # of one request: it may be what kills the servers
+_FIRST_PROBE_S, _SLOWEST_PROBE_S = 0.5, 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """One server at work on one reply."""
+
+    era: int
+    version: int
+    scope: asyncio.Timeout  # ends it: when time is up, or at a pause
+
+
+class LLMServerClient:
+    """An engine over several servers.
+
+    `timeout_s` is how long a server may send nothing, `max_failures` how many failures in a row take it out, and
+    `wait_s` how long a request waits while all are out. A server that is out is asked in the background whether it
+    answers again, and gets the newest weights before it gets requests.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        weights: WeightsFolder,
+        timeout_s: float = 300.0,
+        max_failures: int = 3,
+        wait_s: float = 600.0,
+    ):
+        self.version = 0
+        self._servers = {server.name: server for server in servers}
+        if not servers or len(self._servers) < len(servers):
+            raise ValueError(f"engine.urls is {[server.name for server in servers]}; name each server once")
+        self._router = Router(list(self._servers), max_failures)
+        self._weights = weights
+        self._timeout_s, self._wait_s = timeout_s, wait_s
+        self._last_failure = ""
+        self._paused = False
+        self._era = 0  # what is sampled within one is by the same weights
+        self._under_way: dict[_Attempt, asyncio.AbstractEventLoop] = {}
+        self._loading = threading.Lock()
+        self._closing = threading.Event()
+
+    @property
+    def counters(self) -> Mapping[str, Counters]:
+        """What each server has done, by its address."""
+        return self._router.counters
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
+        reply, failures, avoid = Reply(), 0, ""
+        while True:
+            server = await self._find(request_id, avoid)
+            try:
+                finish = await self._go_on(server, prompt_ids, sampling, reply)
+            except ServerFailure as failure:
+                failures, avoid = failures + 1, server.name
+                self._note(server, failure)
+                if failures == _MOST_FAILURES:
+                    raise ValueError(f"a request failed {failures} times, at last since {failure}") from failure
+                continue
+            if finish is not None:
+                return reply.finished(finish)
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Send weights to all servers. Replies under way stop, and go on under the new weights."""
+        paused = self._paused
+        self.pause()
+        try:
+            with self._loading, ThreadPoolExecutor() as pool:
+                folder, self.version = self._weights.write(weights, version), version
+                list(pool.map(partial(self._send, folder, version), [self._servers[name] for name in self._router.up]))
+        finally:
+            if not paused:
+                self.resume()
+
+    def pause(self) -> None:
+        """Stop sampling; what is sampled so far is kept. May be called from any thread."""
+        self._paused = True
+        self._era += 1
+        for attempt, loop in list(self._under_way.items()):
+            loop.call_soon_threadsafe(self._expire, attempt)
+
+    def resume(self) -> None:
+        """Go on with what was paused."""
+        self._era += 1
+        self._paused = False
+
+    def close(self) -> None:
+        """Let go of the servers, and stop those that we started."""
+        self._closing.set()
+        for server in self._servers.values():
+            server.close()
+
+    async def _find(self, request_id: str, avoid: str) -> Server:
+        """The server for a request, once there is one and no pause."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            if self._paused:
+                since = loop.time()
+            elif (name := self._router.choose(request_id, avoid)) is not None:
+                return self._servers[name]
+            if loop.time() - since > self._wait_s:
+                raise ValueError(
+                    f"no server has answered for {self._wait_s:g} s (of {', '.join(self._servers)}): "
+                    f"{self._last_failure}; start them again, and go on with --resume"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _go_on(
+        self, server: Server, prompt_ids: Sequence[int], sampling: Sampling, reply: Reply
+    ) -> Finish | None:
+        """Sample the rest of a reply, or as much as there is time for; None: it is not finished."""
+        attempt, done = _Attempt(self._era, self.version, asyncio.timeout(self._timeout_s)), len(reply.tokens)
+        if done == sampling.max_tokens:  # it was lost after its last token
+            return "length"
+        # Other luck than at the start of the reply, which a server would draw again.
+        seed = derive("go on", sampling.seed, done) if done else sampling.seed
+        rest = replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
+        prompt = (*prompt_ids, *reply.tokens)
+        self._under_way[attempt] = asyncio.get_running_loop()
+        try:
+            with self._router.busy(server.name, len(prompt) + rest.max_tokens):
+                async with attempt.scope, aclosing(server.stream(prompt, rest, attempt.version)) as pieces:
+                    return await self._read(attempt, server, pieces, reply)
+        except WrongWeights:
+            reply.cut(done)
+            raise
+        except TimeoutError:
+            if attempt.era != self._era:
+                return None
+            raise ServerFailure(f"the server at {server.name} has sent nothing for {self._timeout_s:g} s") from None
+        finally:
+            del self._under_way[attempt]
+
+    async def _read(
+        self, attempt: _Attempt, server: Server, pieces: AsyncGenerator[Piece, None], reply: Reply
+    ) -> Finish | None:
+        async for piece in pieces:
+            if attempt.era != self._era:
+                return None
+            for token, logprob in zip(piece.token_ids, piece.logprobs, strict=True):
+                reply.add(token, logprob, attempt.version)
+            self.counters[server.name].tokens += len(piece.token_ids)
+            if piece.finish_reason is not None:
+                self._router.succeeded(server.name)
+                return piece.finish_reason
+            attempt.scope.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+        raise ServerFailure(f"the server at {server.name} left off in the middle of a reply")
+
+    def _expire(self, attempt: _Attempt) -> None:
+        if attempt in self._under_way and not attempt.scope.expired():
+            attempt.scope.reschedule(0)
+
+    def _send(self, folder: Path, version: int, server: Server) -> None:
+        try:
+            server.load(folder, version)
+        except ServerFailure as failure:  # its weights are old now
+            self._note(server, ServerFailure(str(failure), gone=True))
+
+    def _note(self, server: Server, failure: ServerFailure) -> None:
+        self._last_failure = str(failure)
+        if self._router.failed(server.name, failure.gone):
+            threading.Thread(target=self._revive, args=(server,), daemon=True).start()
+
+    def _revive(self, server: Server) -> None:
+        """Ask a server that is out, less and less often, until it answers and has the newest weights."""
+        pause_s = _FIRST_PROBE_S
+        while not self._closing.wait(pause_s):
+            pause_s = min(2 * pause_s, _SLOWEST_PROBE_S)
+            if not server.ready():
+                continue
+            with self._loading:  # so that no newer weights are sent in between
+                try:
+                    if self._weights.newest is not None:
+                        server.load(self._weights.newest, self.version)
+                except (ServerFailure, ValueError) as failure:
+                    self._last_failure = str(failure)
+                    continue
+                self._router.restore(server.name)
+            return

@@ -1,0 +1,113 @@
+"""Engines as a recipe names them, such as `engine: {use: vllm, launch: 1}`. The keys are the arguments below.
+
+Every recipe is checked against these, so what they make is imported when it is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnwise.config import Config
+from turnwise.protocols import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from turnwise.engines.servers import Server
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an engine samples from, as the trainer has it."""
+
+    model: PreTrainedModel
+    stop_ids: frozenset[int]
+    precision: AbstractContextManager[object]
+    path: str  # a folder or a hub id: where a server finds the model's shape and its first weights
+    folder: Path  # for what servers read and write
+
+
+def make_engine(
+    config: Config, model: PreTrainedModel, stop_ids: frozenset[int], precision: AbstractContextManager[object]
+) -> Engine:
+    """The engine of a run; one that samples elsewhere has the model's weights after the first `load`."""
+    from turnwise.models import locate
+
+    trained = Trained(model, stop_ids, precision, locate(config.model.path), Path(config.run) / "engine")
+    return config.engine.make("engine", trained=trained)
+
+
+def local(trained: Trained) -> Engine:
+    """In this process, from the very module that is trained."""
+    from turnwise.engines.local import LocalEngine
+
+    return LocalEngine(trained.model, trained.stop_ids, trained.precision)
+
+
+def vllm(
+    trained: Trained,
+    urls: Sequence[str] = (),
+    launch: int = 0,
+    python: str = sys.executable,
+    options: Mapping[str, Any] | None = None,
+    start_s: float = 900.0,
+    weights: str = "",
+    timeout_s: float = 300.0,
+    max_failures: int = 3,
+    wait_s: float = 900.0,
+) -> Engine:
+    """vLLM servers: those at `urls`, or as many as `launch` says, started here and kept running.
+
+    Launched ones run under `python`, which has vLLM, get `options` on their command line, and must be ready after
+    `start_s`. `weights` is a folder that all servers see, by default one in the run's folder. The others limit
+    LLMServerClient.
+    """
+    from turnwise.engines.vllm import VLLMServer, start
+
+    if bool(urls) == bool(launch):
+        raise ValueError(f"engine.urls is {list(urls)} and engine.launch is {launch}; give one of the two")
+    if urls and (options or python != sys.executable):
+        raise ValueError("engine.options and engine.python do nothing for servers at engine.urls; leave them out")
+    dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
+    servers: list[VLLMServer] = [VLLMServer(url, trained.stop_ids) for url in urls]
+    try:
+        for number in range(launch):
+            log = trained.folder / f"vllm-{number}.log"
+            servers.append(start(trained.path, dtype, trained.stop_ids, log, python, options or {}))
+        for server in servers[len(urls) :]:
+            server.wait(start_s)
+        return _client(servers, trained, weights, timeout_s, max_failures, wait_s)
+    except BaseException:
+        for server in servers:
+            server.close()
+        raise
+
+
+def sglang(
+    trained: Trained,
+    urls: Sequence[str] = (),
+    weights: str = "",
+    timeout_s: float = 300.0,
+    max_failures: int = 3,
+    wait_s: float = 900.0,
+) -> Engine:
+    """SGLang servers at `urls`. `weights` is a folder that all of them see, by default one in the run's folder."""
+    from turnwise.engines.sglang import SGLangServer
+
+    servers = [SGLangServer(url, trained.stop_ids) for url in urls]
+    return _client(servers, trained, weights, timeout_s, max_failures, wait_s)
+
+
+def _client(
+    servers: Sequence[Server], trained: Trained, weights: str, timeout_s: float, max_failures: int, wait_s: float
+) -> Engine:
+    from turnwise.engines.client import LLMServerClient
+    from turnwise.engines.weights import WeightsFolder
+
+    folder = Path(weights) if weights else trained.folder / "weights"
+    return LLMServerClient(servers, WeightsFolder(folder), timeout_s, max_failures, wait_s)

@@ -1,0 +1,72 @@
+"""SGLang's own API: ids in, ids and log-probs out (`/generate`), and weights from a folder (written for 0.5.23)."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece
+from turnwise.types import Finish, Sampling
+
+_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
+
+
+class SGLangServer:
+    """The server at an address, such as http://127.0.0.1:30000.
+
+    Its log-probs are of the whole distribution at the sampling temperature, unless SGLANG_RETURN_ORIGINAL_LOGPROB is
+    set. It heeds seeds with `--enable-deterministic-inference` only. It stops at the ends it knows besides `stop_ids`.
+    """
+
+    def __init__(self, url: str, stop_ids: frozenset[int]):
+        self._line = Line(url)
+        self.name = self._line.url
+        self._stop_ids = stop_ids
+        self._loaded = False
+
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
+        body = {"input_ids": list(prompt_ids), "sampling_params": self._parameters(sampling)}
+        seen = 0
+        async with aclosing(self._line.events("/generate", {**body, "return_logprob": True, "stream": True})) as events:
+            async for event in events:
+                if "error" in event:
+                    raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
+                facts = event["meta_info"]
+                if self._loaded and facts["weight_version"] != str(version):
+                    raise WrongWeights(f"the server at {self.name} came back with other weights")
+                # Whether events hold all tokens so far or the new ones alone is an option of the server.
+                new = facts["completion_tokens"] - seen
+                seen += new
+                piece = self._piece(event["output_ids"], facts)
+                old = len(piece.token_ids) - new
+                yield replace(piece, token_ids=piece.token_ids[old:], logprobs=piece.logprobs[old:])
+
+    def _piece(self, ids: Sequence[int], facts: dict[str, Any]) -> Piece:
+        reason = facts["finish_reason"] and facts["finish_reason"]["type"]
+        if reason is not None and reason not in _FINISH:
+            raise ServerFailure(f"the server at {self.name} broke off: {facts['finish_reason']}")
+        scored = facts["output_token_logprobs"]
+        return make_piece(self.name, ids, [one[0] for one in scored], reason and _FINISH[reason], self._stop_ids)
+
+    def _parameters(self, sampling: Sampling) -> dict[str, Any]:
+        return {
+            "max_new_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "stop_token_ids": sorted(self._stop_ids),
+            "sampling_seed": sampling.seed,
+        }
+
+    def ready(self) -> bool:
+        return self._line.answers("/health_generate")
+
+    def load(self, weights: Path, version: int) -> None:
+        """What the server is still sampling is aborted, and what it cached is forgotten."""
+        body = {"model_path": str(weights), "weight_version": str(version), "abort_all_requests": True}
+        self._line.post("/update_weights_from_disk", {**body, "flush_cache": True})
+        self._loaded = True
+
+    def close(self) -> None:
+        """Whoever started it stops it."""

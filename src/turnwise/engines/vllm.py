@@ -1,0 +1,129 @@
+"""vLLM over HTTP: ids in, ids and log-probs out, and weights from a folder (written for 0.32.0).
+
+`/inference/v1/generate` needs `--enable-scale-out`; new weights need VLLM_SERVER_DEV_MODE=1, whose endpoints do what
+anybody tells them: such a server belongs on the loopback interface.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from turnwise.engines.launch import Launched, free_port
+from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece
+from turnwise.types import Finish, Sampling
+
+_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
+_LOGPROBS = "processed_logprobs"  # at the sampling temperature
+_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class VLLMServer:
+    """The server at an address, such as http://127.0.0.1:8000."""
+
+    def __init__(self, url: str, stop_ids: frozenset[int], launched: Launched | None = None):
+        self._line = Line(url)
+        self.name = self._line.url
+        self._stop_ids = stop_ids
+        self._launched = launched
+        self._scores_as_wanted = launched is not None  # we told it how
+        self._loaded = False
+
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
+        body = {
+            "token_ids": list(prompt_ids),
+            "sampling_params": self._parameters(sampling),
+            "cache_salt": str(version),  # keys and values are kept, but never read under other weights
+            "stream": True,
+        }
+        async with aclosing(self._line.events("/inference/v1/generate", body)) as events:
+            async for event in events:
+                if "error" in event:
+                    raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
+                for choice in event["choices"]:
+                    if self._loaded:
+                        self._check(choice.get("weight_versions"), version)
+                    yield self._piece(choice)
+
+    def _piece(self, choice: Mapping[str, Any]) -> Piece:
+        reason = choice["finish_reason"]
+        if reason is not None and reason not in _FINISH:
+            raise ServerFailure(f"the server at {self.name} broke off: {reason}")
+        scored = [one["logprob"] for one in choice["logprobs"]["content"]]
+        return make_piece(self.name, choice["token_ids"], scored, reason and _FINISH[reason], self._stop_ids)
+
+    def _check(self, spans: Sequence[Mapping[str, Any]] | None, version: int) -> None:
+        """The last piece tells which weights the reply is of."""
+        if any(span["version"] != str(version) for span in spans or ()):
+            raise WrongWeights(f"the server at {self.name} came back with other weights")
+
+    def _parameters(self, sampling: Sampling) -> dict[str, Any]:
+        if sampling.top_p < 1 or sampling.top_k:
+            raise ValueError(
+                f"vLLM's log-probs would be of what top_p={sampling.top_p:g} and top_k={sampling.top_k} leave, and not "
+                "of the whole distribution; set rollout.top_p=1 and rollout.top_k=0, or engine.use=local"
+            )
+        return {  # all of them: what is left out, the model's generation_config.json fills in
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": sampling.seed,
+            "stop_token_ids": sorted(self._stop_ids),
+            "ignore_eos": True,  # where a reply ends, the stop ids say
+            "logprobs": 0,  # of the sampled token alone
+            "detokenize": False,
+        }
+
+    def ready(self) -> bool:
+        return self._line.answers("/health")
+
+    def load(self, weights: Path, version: int) -> None:
+        if not self._scores_as_wanted:
+            self._check_logprobs()
+        self._line.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+        self._line.post("/update_weight_version", {"new_version": str(version)})
+        self._loaded = True
+
+    def _check_logprobs(self) -> None:
+        mode = self._line.get("/server_info?config_format=json")["vllm_config"]["model_config"]["logprobs_mode"]
+        if mode != _LOGPROBS:
+            raise ValueError(
+                f"the server at {self.name} scores tokens as {mode}, at another temperature than it samples at; "
+                f"start it with --logprobs-mode {_LOGPROBS}"
+            )
+        self._scores_as_wanted = True
+
+    def wait(self, start_s: float) -> None:
+        """Until a server that we started is ready."""
+        assert self._launched is not None
+        self._launched.wait(self.ready, start_s)
+
+    def close(self) -> None:
+        if self._launched is not None:
+            self._launched.close()
+
+
+def start(
+    model: str, dtype: str, stop_ids: frozenset[int], log: Path, python: str, options: Mapping[str, Any]
+) -> VLLMServer:
+    """Start a server on a loopback port, which is not ready yet. `options` are its command line's, without dashes."""
+    port = free_port()
+    flags: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "host": "127.0.0.1",
+        "port": port,
+        "enable-scale-out": True,
+        "logprobs-mode": _LOGPROBS,
+        "generation-config": "vllm",
+        **options,
+    }
+    command = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    for name, value in flags.items():
+        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return VLLMServer(f"http://127.0.0.1:{port}", stop_ids, Launched(command, log, _VARIABLES))

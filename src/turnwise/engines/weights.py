@@ -1,0 +1,37 @@
+"""Weights on their way to servers: a folder of safetensors for each version."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class WeightsFolder:
+    """Where servers find the newest weights; all must see the same path."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.absolute()
+        self.newest: Path | None = None
+
+    def write(self, weights: Mapping[str, Tensor], version: int) -> Path:
+        """A folder that appears by one rename, so that no server reads half of it. The one before it goes."""
+        target, draft = self.folder / f"{version:06}", self.folder / f"{version:06}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        save_file(_untied(weights), draft / "model.safetensors", metadata={"format": "pt"})
+        for old in self.folder.glob("[0-9]*"):
+            if old != draft:
+                shutil.rmtree(old)
+        draft.rename(target)
+        self.newest = target
+        return target
+
+
+def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor once: a head that is tied to the embeddings is known by their name."""
+    seen: dict[int, str] = {}
+    for name, tensor in weights.items():
+        seen.setdefault(tensor.data_ptr(), name)
+    return {name: weights[name].detach().cpu().contiguous() for name in seen.values()}
