@@ -128,13 +128,14 @@ def test_the_same_question_twice_at_once_is_two_turns(renderer):
 @pytest.mark.parametrize("headers", [{"Idempotency-Key": "once"}, {"x-stainless-retry-count": "1"}])
 def test_a_question_that_is_sent_again_is_one_turn(renderer, headers):
     class Slow(Scripted):
-        async def generate(self, prompt_ids: Any, sampling: Any) -> Any:
+        async def generate(self, *asked: Any) -> Any:
             guests.ASKED.set()
             while not guests.GO_ON.is_set():
                 await asyncio.sleep(0.01)
-            return await super().generate(prompt_ids, sampling)
+            return await super().generate(*asked)
 
-    guests.ASKED.clear(), guests.GO_ON.clear()
+    guests.ASKED.clear()
+    guests.GO_ON.clear()
     made = config("impatient", rows={"extra": {"headers": headers}})
     (segment,) = Collector(made, renderer).collect(Slow(renderer, ["#### 1"]))
     assert len(segment.turns) == 1
