@@ -31,6 +31,8 @@ COMPONENTS = {
         "gym": "turnwise.agents.gym:Gym",
         "single_turn": "turnwise.agents.single_turn:SingleTurn",
         "tool": "turnwise.agents.tool:ToolAgent",
+        "openai": "turnwise.agents.openai:OpenAIAgent",
+        "langgraph": "turnwise.agents.langgraph:LangGraphAgent",
     },
     "parser": {"think_act": "turnwise.parse:ThinkAct"},
     "engine": {

@@ -153,8 +153,11 @@ class Session(Protocol):
         """Keep a turn; a later one goes on in time from it."""
         ...
 
-    def reward(self, amount: float) -> None:
-        """Add to what the newest turn has earned."""
+    def reward(self, amount: float, turn: int | None = None) -> None:
+        """Add to what a turn has earned, counted from 0; None: the newest.
+
+        Raises EpisodeFailure where there was no such turn, or an earlier batch had it.
+        """
         ...
 
     def count(self, name: str, amount: float = 1.0) -> None:

@@ -206,14 +206,16 @@ class Slot:
         if self.episode.recording:
             self.episode.recording.record(turn)
 
-    def reward(self, amount: float) -> None:
-        """Add to what the newest turn has earned."""
-        if not self._turns:
-            raise EpisodeFailure(f"the agent of {self.task} gave a reward before a turn")
-        *before, last = self._turns
-        self._turns = [*before, replace(last, reward=last.reward + amount)]
+    def reward(self, amount: float, turn: int) -> None:
+        """Add to what the n-th turn of the episode has earned."""
+        counted = [place for place, one in enumerate(self._turns) if not one.of_memory]
+        before = self.episode.turns - len(counted)
+        if turn < before:
+            raise EpisodeFailure(f"turn {turn} of {self.name} was in an earlier batch, and cannot be rewarded any more")
+        place = counted[turn - before]
+        self._turns[place] = replace(self._turns[place], reward=self._turns[place].reward + amount)
         if self.episode.recording:
-            self.episode.recording.reward(amount)
+            self.episode.recording.reward(amount, turn)
 
     def cut(self) -> list[Segment]:
         """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
@@ -312,7 +314,7 @@ class _Session:
             self._known.setdefault(digest, deque()).append(generation)
         self._left = len(known)
         self._old: list[Generation] = []  # known replies whose turns an earlier batch had
-        self._newest_is_old = False
+        self._old_turns: set[int] = set()
 
     @property
     def name(self) -> str:
@@ -355,16 +357,24 @@ class _Session:
 
     def record(self, turn: Turn) -> None:
         episode = self._slot.episode
+        old = any(turn.generation is one for one in self._old)
+        if not old:
+            self._slot.record(turn)
+        elif not turn.of_memory:
+            self._old_turns.add(episode.turns)
         episode.turns += not turn.of_memory
         episode.episode_return += turn.reward
-        self._newest_is_old = any(turn.generation is old for old in self._old)
-        if not self._newest_is_old:
-            self._slot.record(turn)
 
-    def reward(self, amount: float) -> None:
-        self._slot.episode.episode_return += amount
-        if amount and not self._newest_is_old:
-            self._slot.reward(amount)
+    def reward(self, amount: float, turn: int | None = None) -> None:
+        episode = self._slot.episode
+        number = episode.turns - 1 if turn is None else turn
+        if not amount:
+            return
+        if not 0 <= number < episode.turns:
+            raise EpisodeFailure(f"{self.name} has no turn {number} to reward: there were {episode.turns} so far")
+        if number not in self._old_turns:
+            self._slot.reward(amount, number)
+        episode.episode_return += amount
 
     def count(self, name: str, amount: float = 1.0) -> None:
         figures = self._slot.episode.figures

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import Scripted, make_tokenizer
+from sums import HERMES, call
 
 from turnwise.batch import pack
 from turnwise.config import Config, parse_config
@@ -17,45 +18,10 @@ from turnwise.rollout import Collector
 from turnwise.tools import function_tool
 from turnwise.types import Segment
 
-HERMES = (
-    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
     return Renderer(make_tokenizer(HERMES))
-
-
-class Rows:
-    """Sums, each with its answer; `extra` goes into every row."""
-
-    def __init__(self, extra: dict[str, Any] | None = None):
-        self.extra = extra or {}
-
-    def rows(self, split: str) -> list[dict[str, Any]]:
-        base = {"train": 10, "test": 90}[split]
-        return [
-            {"prompt": f"What is {n} plus 1?", "ground_truth": str(n + 1), **self.extra} for n in range(base, base + 8)
-        ]
-
-
-@function_tool
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: One of them.
-        b: The other.
-    """
-    return a + b
 
 
 @function_tool
@@ -96,21 +62,17 @@ def pay(amount: float) -> tuple[str, float]:
 def config(
     *tools: str, extra: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None, **tree: Any
 ) -> Config:
-    agent = {"use": "tool", "tools": [f"{__name__}:{tool}" for tool in tools or ("add",)], **tree.pop("agent", {})}
+    agent = {"use": "tool", "tools": [f"{__name__}:{tool}" for tool in tools] or ["sums:add"], **tree.pop("agent", {})}
     return parse_config(
         {
             "agent": agent,
-            "data": {"generate": {"use": f"{__name__}:Rows", "extra": extra or {}}},
+            "data": {"generate": {"use": "sums:Rows", "extra": extra or {}}},
             "reward": {"use": "gsm8k"},
             "rollout": {"n_env": 1, "episodes": 1, "max_prompt_tokens": 4000, **(rollout or {})},
             "update": {"minibatch": 1},
             **tree,
         }
     )
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def play(renderer: Renderer, replies: Any, *tools: str, **tree: Any) -> tuple[list[Segment], Scripted, Collector]:
@@ -233,7 +195,7 @@ def test_a_sample_may_name_its_agent(renderer):
         renderer,
         replies,
         extra={"agent_name": "patient"},
-        agents={"patient": {"use": "tool", "tools": [f"{__name__}:add"], "max_turns": 2}},
+        agents={"patient": {"use": "tool", "tools": ["sums:add"], "max_turns": 2}},
     )
     assert len(segment.turns) == 2
     with pytest.raises(ValueError, match="a sample names the agent 'nobody'"):

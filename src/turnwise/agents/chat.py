@@ -19,6 +19,17 @@ def sample_of(session: Session) -> Sample:
     return session.sample
 
 
+class PromptTooLong(EpisodeFailure):
+    """The opening of a conversation is over the limit."""
+
+    def __init__(self, session: Session, prompt: tuple[int, ...], limit: int):
+        super().__init__(
+            f"rollout.max_prompt_tokens is {limit}, but the prompt of {session.name} takes {len(prompt)} "
+            "tokens; raise it, or leave the sample out"
+        )
+        self.prompt = prompt
+
+
 class Chat:
     """Messages so far; what the model says is added to them, with the ids that it sampled."""
 
@@ -31,17 +42,16 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] = (),
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         tool_format: ToolFormat | None = None,
+        seen: int = 0,
     ):
         """`limit` is that of a prompt, in tokens. `tools` are shown to the model in OpenAI's form; `parameters` maps
-        their names to JSON Schemas, by which calls in the given format are read.
+        their names to JSON Schemas, by which calls in the given format are read. Of the messages the first `seen` have
+        been shown, or said, in earlier turns.
         """
         self.messages = list(messages)
         self.prompt = codec.prompt(messages, tools)
         if len(self.prompt) > limit:
-            raise EpisodeFailure(
-                f"rollout.max_prompt_tokens is {limit}, but the prompt of {session.name} takes {len(self.prompt)} "
-                "tokens; raise it, or leave the sample out"
-            )
+            raise PromptTooLong(session, self.prompt, limit)
         self._session = session
         self._codec = codec
         self._limit = limit
@@ -50,7 +60,8 @@ class Chat:
         self._format = tool_format
         self._markup = codec.markup(tool_format.markup) if tool_format else {}
         self._replies: list[str] = []
-        self._seen = 0  # messages that earlier turns have shown
+        self._seen = seen
+        self.generation: Generation | None = None  # the newest reply as it was sampled
 
     @property
     def text(self) -> str:
@@ -73,6 +84,7 @@ class Chat:
         self._session.record(Turn(observation, self.prompt, generation, action, tokens, 0.0, text, text, text))
         self._session.write(f"{observation.text}\n>> {text}")
         self._replies.append(text)
+        self.generation = generation
         self._seen = len(self.messages) + 1
         self._extend(self._message(text, generation, parsed))
         return parsed
@@ -131,7 +143,7 @@ class Chat:
         return {"id": self._call_id(place), "type": "function", "function": function}
 
     def _call_id(self, place: int) -> str:
-        return f"call_{len(self._replies)}_{place}"
+        return f"call_{self._session.turns}_{place}"
 
 
 def _action(text: str, parsed: ParsedReply) -> Action:

@@ -1,11 +1,24 @@
 """Ends an episode on a sample with what the recipe's reward function says of it."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
-from turnwise.agents.chat import Chat
 from turnwise.protocols import Session, Setting
 from turnwise.rewards import Reward
-from turnwise.types import Ending, Sample
+from turnwise.types import Ending, Message, Sample
+
+
+class Talk(Protocol):
+    """What is judged."""
+
+    @property
+    def messages(self) -> Sequence[Message]: ...
+
+    @property
+    def text(self) -> str:
+        """All that was sampled, and nothing that was shown."""
+        ...
 
 
 class Judge:
@@ -16,12 +29,12 @@ class Judge:
         self._reward = setting.shared.once("reward", partial(Reward, config)) if config else None
 
     async def __call__(
-        self, session: Session, sample: Sample, chat: Chat, final_prompt: tuple[int, ...] = ()
+        self, session: Session, sample: Sample, talk: Talk, final_prompt: tuple[int, ...] = ()
     ) -> Ending:
         """`final_prompt` is what would have been asked next, where a limit stopped the episode."""
         if self._reward is None:
             return Ending(final_prompt)
-        score = await self._reward.score(sample, chat.messages, chat.text)
+        score = await self._reward.score(sample, talk.messages, talk.text)
         session.reward(score.value)
         for name, value in score.metrics.items():
             session.count(f"reward/{name}", value)

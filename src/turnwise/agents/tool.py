@@ -69,8 +69,8 @@ class ToolAgent:
             user = None
             if self._users is not None:
                 user = await stack.enter_async_context(self._users.open(session.name, sample.interaction_kwargs))
-            opening = _opening(sample, box)
-            chat = Chat(session, self._codec, opening, self._limit, box.schemas, box.parameters, self._format)
+            begun = opening(sample, box)
+            chat = Chat(session, self._codec, begun, self._limit, box.schemas, box.parameters, self._format)
             final_prompt = await self._talk(session, chat, box, user)
             session.reward(sum((await box.final_rewards()).values()))
             return await self._judge(session, sample, chat, final_prompt)
@@ -94,7 +94,7 @@ class ToolAgent:
         return chat.prompt
 
 
-def _opening(sample: Sample, box: ToolBox) -> list[Message]:
+def opening(sample: Sample, box: ToolBox) -> list[Message]:
     """The prompt of the sample, and under it what tools said when they were created."""
     *before, last = sample.prompt
     created = [response.text for _, response in box.created if response.text]

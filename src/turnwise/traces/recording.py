@@ -89,10 +89,10 @@ class Recording:
         self.turns.append(TracedTurn(new, row, len(prompt), start_s, sampled_s))
         self.row_ids = prompt + turn.generation.token_ids
 
-    def reward(self, amount: float) -> None:
-        """Add to what the newest turn has earned."""
-        newest = self.turns[-1]
-        newest.turn = replace(newest.turn, reward=newest.turn.reward + amount)
+    def reward(self, amount: float, turn: int) -> None:
+        """Add to what the n-th turn has earned, those not counted that a memory asked for."""
+        rewarded = [one for one in self.turns if not one.turn.of_memory][turn]
+        rewarded.turn = replace(rewarded.turn, reward=rewarded.turn.reward + amount)
 
     @contextmanager
     def span(self, kind: str, name: str, inputs: Any) -> Iterator[Note]:

@@ -1,0 +1,116 @@
+"""Lets a graph of LangGraph play, in this process: one of yours, or model and tools in turn."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.agents.calls import Calls
+from turnwise.agents.chat import sample_of
+from turnwise.agents.judge import Judge
+from turnwise.agents.tool import opening
+from turnwise.config import load_object, with_colon
+from turnwise.optional import optional
+from turnwise.protocols import Session, Setting
+from turnwise.toolcalls import ToolCall, find_format
+from turnwise.tools import Shorten, ToolBox, Toolset, load_tools
+from turnwise.types import Ending
+
+_STEPS_A_TURN = 20  # a graph that takes more runs in a circle
+
+
+class LangGraphAgent:
+    """Each call of the model, in whatever node, becomes a turn. An error of the graph loses the episode."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        graph: str = "",
+        tools: Sequence[str] = (),
+        format: str = "hermes",
+        max_turns: int = 25,
+        max_tool_reply: int = 256,
+        timeout_s: float = 120.0,
+    ):
+        """`graph` is the dotted path of a function that returns a graph, compiled or not. It asks by the names of its
+        parameters for `model`, for `tools` (the recipe's, as tools of LangChain) and for `sample`. The graph begins
+        with the sample's prompt in `messages`; a number in `reward` at its end is a reward.
+
+        `tools` are files or dotted paths; what one says is cut to `max_tool_reply` characters. The call after
+        `max_turns` turns truncates the episode, as does one whose prompt is too long. A graph that does not call the
+        model for `timeout_s` seconds loses its episode.
+        """
+        if max_turns < 1:
+            raise ValueError(f"agent.max_turns is {max_turns}; it must be 1 or more")
+        if timeout_s <= 0:
+            raise ValueError(f"agent.timeout_s is {timeout_s}; it must be above 0")
+        for module in ("langgraph.graph", "langgraph.prebuilt", "langchain_core.tools"):
+            optional(module, "langgraph")
+        from turnwise.agents.chat_model import ChatModel
+
+        self._model = ChatModel
+        self._build = load_object("agent.graph", with_colon(graph)) if graph else react
+        self._setting = setting
+        self._format = find_format(format)
+        self._max_turns = max_turns
+        self._timeout_s = timeout_s
+        self._judge = Judge(setting)
+
+        def make_tools() -> Toolset:
+            return Toolset(load_tools(tools), shorten=Shorten(max_tool_reply))
+
+        self._toolset = setting.shared.once(f"tools of graphs {tools} {max_tool_reply}", make_tools)
+
+    async def run(self, session: Session) -> Ending:
+        sample = sample_of(session)
+        limit = self._setting.config.rollout.max_prompt_tokens
+        async with self._toolset.open(session.name, sample.tools, sample.tools_kwargs) as box:
+            calls = Calls(session, self._setting.codec, limit, self._max_turns, self._format)
+            given = {"model": self._model(calls), "tools": _tools_of(box, calls), "sample": sample}
+            asked = inspect.signature(self._build).parameters
+            graph = self._build(**{name: given[name] for name in asked if name in given})
+            graph = graph.compile() if hasattr(graph, "compile") else graph
+            steps = {"recursion_limit": _STEPS_A_TURN * self._max_turns}
+            playing = graph.ainvoke({"messages": opening(sample, box)}, steps)
+            state, final_prompt = await calls.play(playing, self._timeout_s)
+            calls.reward_whole((state or {}).get("reward"))
+            session.reward(sum((await box.final_rewards()).values()))
+            return await self._judge(session, sample, calls, final_prompt)
+
+
+def react(model: Any, tools: Sequence[Any]) -> Any:
+    """The graph of ReAct (Yao et al., 2022): the model, then the tools that it calls, until it calls none."""
+    graphs, prebuilt = optional("langgraph.graph", "langgraph"), optional("langgraph.prebuilt", "langgraph")
+    policy = model.bind_tools(tools)
+
+    async def agent(state: Any) -> dict[str, Any]:
+        return {"messages": [await policy.ainvoke(state["messages"])]}
+
+    graph = graphs.StateGraph(graphs.MessagesState)
+    graph.add_node("agent", agent)
+    graph.add_node("tools", prebuilt.ToolNode(tools))
+    graph.add_edge(graphs.START, "agent")
+    graph.add_conditional_edges("agent", prebuilt.tools_condition)
+    graph.add_edge("tools", "agent")
+    return graph
+
+
+def _tools_of(box: ToolBox, calls: Calls) -> list[Any]:
+    """The tools of the episode as those of LangChain. What they refuse they say; what they give is earned."""
+    return [_tool(box, calls, schema["function"]) for schema in box.schemas]
+
+
+def _tool(box: ToolBox, calls: Calls, schema: dict[str, Any]) -> Any:
+    session = calls.session
+
+    async def use(**arguments: Any) -> str:
+        call = ToolCall(schema["name"], arguments, "ok", (0, 0))
+        (result,) = await box.run([call], session.turns, calls.messages)
+        if result.reward:
+            session.reward(result.reward)
+        session.count(f"tools/{result.status}")
+        return result.response.text or ""
+
+    tools = optional("langchain_core.tools", "langgraph")
+    return tools.StructuredTool(
+        name=schema["name"], description=schema["description"], args_schema=schema["parameters"], coroutine=use
+    )

@@ -1,0 +1,118 @@
+"""Graphs of LangGraph, in this process and through the endpoint, play the turns of the tool agent."""
+
+from typing import Any
+
+import pytest
+from helpers import Scripted, make_tokenizer
+from sums import HERMES
+from test_openai import adds, assert_same, config
+
+from turnwise.batch import pack
+from turnwise.render import Renderer
+from turnwise.rollout import Collector
+from turnwise.types import Segment
+
+pytest.importorskip("langgraph.prebuilt")
+NATIVE = {"use": "tool", "tools": ["sums:add"]}
+SEEN: list[Any] = []
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(make_tokenizer(HERMES))
+
+
+def graph_of(**keys: Any) -> dict[str, Any]:
+    return {"use": "langgraph", "tools": ["sums:add"], "timeout_s": 600, **keys}
+
+
+def play(renderer: Renderer, agent: dict[str, Any], **tree: Any) -> list[Segment]:
+    return Collector(config(agent, {"n_env": 2}, **tree), renderer).collect(Scripted(renderer, adds))
+
+
+def through_the_endpoint(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> Any:
+    """The shipped graph, with LangChain's own client in the place of our model."""
+    from guests import SCHEMA
+    from langchain_core.tools import StructuredTool
+    from langchain_openai import ChatOpenAI
+    from sums import add
+
+    from turnwise.agents.langgraph import react
+
+    chat = ChatOpenAI(base_url=base_url, api_key=api_key, model=model, timeout=600, max_retries=0)
+    schema = SCHEMA["function"]
+
+    async def use(**arguments: Any) -> str:
+        return str(add(**arguments))
+
+    tool = StructuredTool(
+        name=schema["name"], description=schema["description"], args_schema=schema["parameters"], coroutine=use
+    )
+    return _none_of(react(chat, [tool]).compile().ainvoke({"messages": list(sample["prompt"])}))
+
+
+async def _none_of(run: Any) -> None:
+    await run
+
+
+def chatty(model: Any) -> Any:
+    """A graph of one's own: asks, keeps the record, and says what it is worth."""
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    class State(MessagesState):
+        reward: float
+
+    async def ask(state: State) -> dict[str, Any]:
+        reply = await model.ainvoke(state["messages"])
+        SEEN.append(reply.response_metadata)
+        return {"messages": [reply], "reward": 0.25}
+
+    graph = StateGraph(State)
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", END)
+    return graph
+
+
+def broken(model: Any) -> Any:
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        await model.ainvoke(state["messages"])
+        raise KeyError("a node of mine")
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    return graph.compile()
+
+
+def test_the_shipped_graph_plays_the_turns_of_the_tool_agent(renderer):
+    native, graph = play(renderer, NATIVE), play(renderer, graph_of())
+    assert [len(one.turns) for one in graph] == [2, 2]
+    assert_same(native, graph)
+    assert len(pack(graph).row_lengths) == 2
+    assert [one.outcome for one in native] == [one.outcome for one in graph]
+
+
+def test_langchains_own_client_plays_them_through_the_endpoint(renderer):
+    pytest.importorskip("langchain_openai")
+    guest = {"function": f"{__name__}:through_the_endpoint", "timeout_s": 600}
+    assert_same(play(renderer, NATIVE), play(renderer, guest))
+
+
+def test_a_graph_of_ones_own_sees_the_record_of_its_turns(renderer):
+    SEEN.clear()
+    segments = play(renderer, graph_of(graph=f"{__name__}:chatty"), reward=None)
+    turns = [turn for one in segments for turn in one.turns]
+    assert [turn.reward for turn in turns] == [0.25, 0.25]
+    assert sorted(seen["token_ids"] for seen in SEEN) == sorted(turn.generation.token_ids for turn in turns)
+    assert all(len(seen["logprobs"]) == len(seen["token_ids"]) for seen in SEEN)
+
+
+def test_a_graph_that_fails_loses_its_episode_and_one_too_long_is_truncated(renderer):
+    with pytest.raises(ValueError, match="failed: KeyError: 'a node of mine'"):
+        play(renderer, graph_of(graph=f"{__name__}:broken"), environment={"max_failures": 1})
+    for segment in play(renderer, graph_of(max_turns=1)):
+        assert (len(segment.turns), segment.end) == (1, "truncated")
+        assert "<tool_response>" in renderer.tokenizer.decode(segment.final_prompt_ids)
