@@ -222,6 +222,10 @@ class RolloutConfig(_Strict):
     filter_groups: bool = False  # leave out groups whose episodes all returned the same
     mode: Literal["async", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
+    history: Literal["exact", "template"] = (
+        "exact"  # how replies are shown later: as sampled, or as the template has it
+    )
+    token_check: Literal["strict", "ignore_strippable", "disable"] = "strict"  # of finished talks; counts differences
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
     max_reply_tokens: PositiveInt = 512
     temperature: float = Field(default=1.0, gt=0)

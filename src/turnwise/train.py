@@ -54,7 +54,7 @@ class Training:
         self.progress = Progress(kl_coefficient=config.kl.reward)
         model, tokenizer = open_model(config.model)
         precision = arithmetic(config.model.precision, model.device)
-        renderer = Renderer(tokenizer)
+        renderer = Renderer(tokenizer, config.rollout.history)
         if config.update.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         self.tokenizer = tokenizer

@@ -45,6 +45,7 @@ class ToolAgent:
         self._max_turns = max_turns
         self._max_malformed_turns = max_malformed_turns
         self._limit = setting.config.rollout.max_prompt_tokens
+        self._check = setting.config.rollout.token_check
         self._codec = setting.codec
         self._format = find_format(format)
         shorten = Shorten(max_tool_reply, tool_reply_side)
@@ -73,6 +74,7 @@ class ToolAgent:
             chat = Chat(session, self._codec, begun, self._limit, box.schemas, box.parameters, self._format)
             final_prompt = await self._talk(session, chat, box, user)
             session.reward(sum((await box.final_rewards()).values()))
+            chat.check(self._check)
             return await self._judge(session, sample, chat, final_prompt)
 
     async def _talk(self, session: Session, chat: Chat, box: ToolBox, user: Dialogue | None) -> tuple[int, ...]:
