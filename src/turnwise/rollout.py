@@ -386,7 +386,7 @@ class _Session:
 
     def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
         recording = self._slot.episode.recording
-        if recording is None or self._left or self._newest_is_old:  # what happens again has been recorded
+        if recording is None or self._left or self.turns - 1 in self._old_turns:  # what happens again has been recorded
             return no_span(kind, name, inputs)
         return recording.span(kind, name, inputs)
 

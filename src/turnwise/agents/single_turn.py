@@ -3,12 +3,13 @@
 from turnwise.agents.chat import Chat, sample_of
 from turnwise.agents.judge import Judge
 from turnwise.protocols import Session, Setting
+from turnwise.tokencheck import Mode
 from turnwise.types import Ending
 
 
 class SingleTurn:
     def __init__(self, setting: Setting):
-        self._check = setting.config.rollout.token_check
+        self._check: Mode = setting.config.rollout.token_check
         self._codec = setting.codec
         self._limit = setting.config.rollout.max_prompt_tokens
         self._judge = Judge(setting)

@@ -12,6 +12,7 @@ from turnwise.agents.judge import Judge
 from turnwise.failures import EpisodeFailure
 from turnwise.interactions import Dialogue, Interactions, load_interactions
 from turnwise.protocols import Session, Setting
+from turnwise.tokencheck import Mode
 from turnwise.toolcalls import UNREADABLE, find_format
 from turnwise.tools import Shorten, ToolBox, Toolset, load_tools
 from turnwise.types import Ending, Message, Sample
@@ -45,7 +46,7 @@ class ToolAgent:
         self._max_turns = max_turns
         self._max_malformed_turns = max_malformed_turns
         self._limit = setting.config.rollout.max_prompt_tokens
-        self._check = setting.config.rollout.token_check
+        self._check: Mode = setting.config.rollout.token_check
         self._codec = setting.codec
         self._format = find_format(format)
         shorten = Shorten(max_tool_reply, tool_reply_side)
