@@ -71,9 +71,8 @@ class Inference:
         pieces = [Sequel("", None, self._template.write(holes, tools))]
         for number in kept:
             last = pieces.pop()
-            called = self._in_call(plain[number])
-            before, after = self._template.after(marks[number], last.rest, called)
-            pieces += [Sequel(last.close, last.close_id, self._reopened(before, called)), after]
+            before, after = self._template.after(marks[number], last.rest, self._in_call(plain[number]))
+            pieces += [Sequel(last.close, last.close_id, self._reopened(before, plain[number])), after]
         ids = [messages[number].get("token_ids", ()) for number in kept]
         return pieces[0].rest, list(zip(ids, pieces[1:], strict=True))
 
@@ -127,15 +126,16 @@ class Inference:
             return "", ""
         return past[len(question) :].partition(hole)[0], opened[len(question) :]
 
-    def _reopened(self, before: str, called: bool) -> str:
-        """The text before a past reply, with the opening that the reply was sampled after.
-
-        That of a reply to come may open its reasoning as well, or leave the channel to the model.
-        """
-        if called:  # more markup stands between the opening and the mark
+    def _reopened(self, before: str, reply: Message) -> str:
+        """The text before a past reply, without markup that the reply has itself, with the opening of its reasoning."""
+        if self._in_call(reply):  # more markup stands between the opening and the mark
             start, found, _ = before.rpartition(self._opening)
             return start + found or before
-        return before.removesuffix(self._header) + self._opening if before.endswith(self._header) else before
+        # The model chooses a channel itself, and reasoning that is shown was sampled after an opening that opened it.
+        thought = reply.get("reasoning_content") or _UNTHINK in reply["content"]
+        if before.endswith(self._header) and (thought or self._header.startswith(self._opening)):
+            return before.removesuffix(self._header) + self._opening
+        return before
 
 
 def _marked(reply: Message, mark: str) -> Message:
