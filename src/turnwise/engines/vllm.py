@@ -16,7 +16,7 @@ from turnwise.types import Finish, Sampling
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 _LOGPROBS = "processed_logprobs"  # at the sampling temperature
 _KIND = "vLLM 0.32"
-# On a processor, 0.32.0 dies when it reads a prompt in parts and a seed was given: it cannot take back a number it drew.
+# On a processor, 0.32.0 dies of a seed where a prompt is read in parts: it cannot take back a number that it drew.
 _ON_A_PROCESSOR = {"no-enable-chunked-prefill": True}
 _VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
