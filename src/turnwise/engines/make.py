@@ -69,7 +69,7 @@ def vllm(
         raise ValueError(f"engine.urls is {list(urls)} and engine.launch is {launch}; give one of the two")
     if urls and (options or python != sys.executable):
         raise ValueError("engine.options and engine.python do nothing for servers at engine.urls; leave them out")
-    path, device = trained.model.name_or_path, trained.model.device.type  # whose shape and first weights it has
+    path, device = str(trained.model.name_or_path), trained.model.device.type  # whose shape and first weights it has
     dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
     servers: list[VLLMServer] = [VLLMServer(url, trained.stop_ids) for url in urls]
     try:

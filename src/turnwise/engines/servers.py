@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class Server(Protocol):
 
     name: str
 
-    def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncIterator[Piece]:
+    def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         """Sample a reply with the weights of that version. Whoever stops reading stops the sampling."""
         ...
 
@@ -104,7 +104,7 @@ class Line:
         self._httpx = httpx2
         self._trust = httpx2.create_ssl_context()  # made once, since that takes longer than many a request
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Post, and read the server-sent events up to `[DONE]`."""
         timeout = self._httpx.Timeout(None, connect=_TIMEOUT_S)  # how long a reply may take is the client's business
         try:

@@ -1,6 +1,6 @@
 """SGLang's own API: ids in, ids and log-probs out (`/generate`), and weights from a folder (written for 0.5.23)."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ class SGLangServer:
         self._stop_ids = stop_ids
         self._loaded = False
 
-    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncIterator[Piece]:
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {"input_ids": list(prompt_ids), "sampling_params": self._parameters(sampling)}
         seen = 0
         async with aclosing(self._line.events("/generate", {**body, "return_logprob": True, "stream": True})) as events:

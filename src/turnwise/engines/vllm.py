@@ -4,7 +4,7 @@
 anybody tells them: such a server belongs on the loopback interface.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class VLLMServer:
         self._scores_as_wanted = launched is not None  # we told it how
         self._loaded = False
 
-    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncIterator[Piece]:
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {
             "token_ids": list(prompt_ids),
             "sampling_params": self._parameters(sampling),
