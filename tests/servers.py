@@ -1,7 +1,7 @@
 """Servers without sockets: what the client must cope with, at exactly the token where a test wants it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Direct:
     closed: bool = False
     stopped: int = 0  # replies that nobody read to the end
 
-    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncIterator[Piece]:
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         self.prompts.append(tuple(prompt_ids))
         self.samplings.append(sampling)
         ids = list(prompt_ids)

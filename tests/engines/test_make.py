@@ -76,7 +76,8 @@ def test_a_server_is_started_killed_and_started_again_with_the_newest_weights(ti
     (url,) = engine.counters
     pid, _, told = (tmp_path / "notes").read_text().strip().partition(" ")
     port = url.rpartition(":")[2]
-    for flag in (f"--port {port}", "--host 127.0.0.1", "--dtype float32", "--max-model-len 64", "--enforce-eager "):
+    flags = f"--port {port}", "--host 127.0.0.1", "--dtype float32", "--no-enable-chunked-prefill"
+    for flag in (*flags, "--max-model-len 64", "--enforce-eager "):
         assert flag in f"{told} "
     os.kill(int(pid), signal.SIGKILL)
     assert sampled(engine) == (first(3.0),)

@@ -28,7 +28,6 @@ class Trained:
     model: PreTrainedModel
     stop_ids: frozenset[int]
     precision: AbstractContextManager[object]
-    path: str  # a folder or a hub id: where a server finds the model's shape and its first weights
     folder: Path  # for what servers read and write
 
 
@@ -36,10 +35,7 @@ def make_engine(
     config: Config, model: PreTrainedModel, stop_ids: frozenset[int], precision: AbstractContextManager[object]
 ) -> Engine:
     """The engine of a run; one that samples elsewhere has the model's weights after the first `load`."""
-    from turnwise.models import locate
-
-    trained = Trained(model, stop_ids, precision, locate(config.model.path), Path(config.run) / "engine")
-    return config.engine.make("engine", trained=trained)
+    return config.engine.make("engine", trained=Trained(model, stop_ids, precision, Path(config.run) / "engine"))
 
 
 def local(trained: Trained) -> Engine:
@@ -73,12 +69,13 @@ def vllm(
         raise ValueError(f"engine.urls is {list(urls)} and engine.launch is {launch}; give one of the two")
     if urls and (options or python != sys.executable):
         raise ValueError("engine.options and engine.python do nothing for servers at engine.urls; leave them out")
+    path, device = str(trained.model.name_or_path), trained.model.device.type  # whose shape and first weights it has
     dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
     servers: list[VLLMServer] = [VLLMServer(url, trained.stop_ids) for url in urls]
     try:
         for number in range(launch):
             log = trained.folder / f"vllm-{number}.log"
-            servers.append(start(trained.path, dtype, trained.stop_ids, log, python, options or {}))
+            servers.append(start(path, dtype, device, trained.stop_ids, log, python, options or {}))
         for server in servers[len(urls) :]:
             server.wait(start_s)
         return _client(servers, trained, weights, timeout_s, max_failures, wait_s)
