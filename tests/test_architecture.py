@@ -20,10 +20,10 @@ FILES = {
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
     *("types", "failures", "groups", "seeds", "protocols", "parse", "memory", "config"),
-    *("optional", "calling", "hosted", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
+    *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "tokencheck", "agents", "rollout"),
     *("batch", "trunk", "policy", "loss", "advantages", "update"),
-    *("engines", "models", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
+    *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
@@ -33,6 +33,7 @@ TORCH_FREE = [
     if name in ("types", "failures", "groups", "seeds", "protocols", "parse", "config", "optional", "calling", "hosted")
     or name in ("chat_template", "history", "render", "tokencheck", "rollout")
     or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
+    or name.split(".")[0] == "traces"
 ]
 
 
@@ -124,6 +125,10 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"config", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
+        *(
+            (name, {"types", "protocols", "config", "optional", *siblings("traces")})
+            for name in sorted(siblings("traces"))
+        ),
         ("optional", set()),
         ("calling", set()),
         ("hosted", {"types"}),

@@ -115,9 +115,9 @@ def test_a_dumped_configuration_reads_back_equal(load, tmp_path, text):
 
 
 def test_one_file_may_stand_alone_and_a_tenth_of_it_is_held_out(load):
-    config = load("data: {train: rows.csv}")
+    config = load("agent: {use: tool}\ndata: {train: rows.csv}")
     assert (config.data.train, config.data.held_out) == (["rows.csv"], 0.1)
-    assert load("data: {train: [a.csv, b.csv], test: c.csv}").data.held_out is None
+    assert load("agent: {use: tool}\ndata: {train: [a.csv, b.csv], test: c.csv}").data.held_out is None
     assert Config().data is None and Config().reward is None
 
 

@@ -158,7 +158,7 @@ def taught(tiny: Any, anchor: Any, **changes: Any) -> tuple[Any, Any, dict[str, 
             gradients.update({n: p.grad.clone() for n, p in policy.named_parameters() if "value" in n or "trunk" in n})
             return {}
 
-    figures = update(policy, Keep(policy, UPDATE, 1), batch, credit, UPDATE, KLConfig(), 0)
+    figures = update(policy, Keep(policy, UPDATE), batch, credit, UPDATE, KLConfig(), 0)
     return batch, credit, figures | measure_credit(batch, credit), gradients
 
 

@@ -126,7 +126,7 @@ def test_as_the_template_has_it_a_row_holds_what_the_engine_saw_and_sampled(name
 @settings(max_examples=10)
 @given(systems, texts, st.lists(calling, min_size=1, max_size=3), closing)
 def test_without_reasoning_both_ways_are_one_where_nothing_is_dropped(name, system, question, cycle, last):
-    """Llama's template writes nothing beside a call, and Harmony's no call beside an answer to another."""
+    """Nothing stands beside a call for Llama, whose template drops it, and for Harmony, which makes it analysis."""
     plain = [
         Said("", "" if name in ("llama3", "gpt_oss") else said.text, said.cities[:1], None) for said in (*cycle, last)
     ]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ SEGMENTS = [
 
 
 def test_measure_of_hand_made_segments():
-    figures = measure(SEGMENTS, Tally(failures=2, dropped_turns=5, shortened_prompts=1))
+    figures = measure(SEGMENTS, Tally(failures=2, dropped_turns=5, shortened_prompts=1, useless_groups=4))
     expected = {
         "turns/valid": 1 / 5,  # shares are of the turns in the environment
         "turns/translated": 1 / 5,
@@ -45,6 +46,7 @@ def test_measure_of_hand_made_segments():
         "episodes/turns": (3 + 1) / 2,
         "episodes/failed": 2,
         "episodes/dropped_turns": 5,
+        "groups/left_out": 4,
     }
     assert figures == pytest.approx(expected)
 
@@ -53,6 +55,17 @@ def test_a_batch_without_a_finished_episode_has_no_return():
     figures = measure([SEGMENTS[2]], Tally())
     assert figures["episodes/finished"] == 0
     assert "episodes/return" not in figures
+
+
+def test_what_agents_count_is_averaged_over_the_episodes_that_ended():
+    counted = [{"tools/ok": 2.0, "reward/answered": 1.0}, {"tools/ok": 1.0, "reward/answered": -1.0}, {}]
+    ended = [
+        replace(one, outcome=replace(one.outcome, figures=figures))
+        for one, figures in zip([segment(turn([1], [2])) for _ in counted], counted, strict=True)
+        if one.outcome
+    ]
+    figures = measure([*ended, SEGMENTS[2]], Tally())
+    assert (figures["tools/ok"], figures["reward/answered"]) == (1.0, 0.0)
 
 
 def test_invalid_texts_are_ranked_by_how_often_they_were_said():

@@ -518,9 +518,9 @@ class Addressed(Scripted):
     """Hears which requests belong together."""
 
     async def generate(self, prompt_ids, sampling, request_id=""):
-        generation = await super().generate(prompt_ids, sampling, request_id)
-        self.heard = [*getattr(self, "heard", []), (request_id, self.prompts[-1].split("Count in ")[1][:6])]
-        return generation
+        prompt = self.renderer.tokenizer.decode(list(prompt_ids))
+        self.heard = [*getattr(self, "heard", []), (request_id, prompt.split("Count in ")[1][:6])]
+        return await super().generate(prompt_ids, sampling, request_id)
 
 
 def test_requests_share_an_id_when_they_are_of_one_episode(renderer):

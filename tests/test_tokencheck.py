@@ -138,5 +138,5 @@ def test_a_long_difference_is_quoted_in_part():
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match="tokenization_sanity_check_mode is 'loose'; choose strict"):
+    with pytest.raises(ValueError, match="the mode of the token check is 'loose'; choose strict"):
         check("qwen3", [user("a")], "loose")

@@ -222,6 +222,10 @@ class RolloutConfig(_Strict):
     filter_groups: bool = False  # leave out groups whose episodes all returned the same
     mode: Literal["async", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
+    history: Literal["exact", "template"] = (
+        "exact"  # how replies are shown later: as sampled, or as the template has it
+    )
+    token_check: Literal["strict", "ignore_strippable", "disable"] = "strict"  # of finished talks; counts differences
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
     max_reply_tokens: PositiveInt = 512
     temperature: float = Field(default=1.0, gt=0)
@@ -301,6 +305,17 @@ class EvaluationConfig(_Strict):
 class LogConfig(_Strict):
     trackers: list[Literal["tensorboard"]] = []  # besides metrics.jsonl, which is always written
     transcript_every: PositiveInt = 50  # episodes
+    traces: list[Literal["jsonl", "mlflow"]] = []  # who keeps what episodes did, turn by turn and call by call
+    trace_every: PositiveInt = 50  # groups of episodes on the same level
+    redact: list[str] = []  # keys of tool arguments whose values are left out of traces
+
+    @model_validator(mode="after")
+    def _traces_are_kept(self) -> LogConfig:
+        for key in ("trace_every", "redact"):
+            value = getattr(self, key)
+            if not self.traces and value != LogConfig.model_fields[key].default:
+                raise ValueError(f"log.{key}={value} does nothing while log.traces is empty; set log.traces=[jsonl]")
+        return self
 
 
 class CheckpointConfig(_Strict):

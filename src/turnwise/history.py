@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of, unread_call
-from turnwise.types import Message
+from turnwise.types import CalledFunction, Message
 
 Conversation = tuple[str, list[tuple[Sequence[int], Sequel]]]
 # What stands between two replies is written once, not in every turn, while 32 slots play 2,000 turns each.
@@ -108,7 +108,7 @@ class Inference:
         if thoughts and not self._template.shows_reasoning:
             reply = {**reply, "reasoning_content": "", "content": f"<think>\n{thoughts}\n</think>\n\n{said}"}
         joined: Message = {**reply, "content": "", "reasoning_content": "\n\n".join(filter(None, (thoughts, said)))}
-        forms: list[Message] = [reply, joined] if calls else [reply]
+        forms = [reply, joined] if calls else [reply]
         return next((form for form in forms if self._template.attempt(ASK, form)), bare)
 
     def _in_call(self, reply: Message) -> bool:
@@ -150,6 +150,6 @@ def _marked(reply: Message, mark: str) -> Message:
 
 def _marked_call(reply: Message, mark: str) -> Message:
     """The reply with nothing but its calls, and a mark in the first."""
-    first, *others = list(reply.get("tool_calls", ()))
-    marked = {**first, "function": {"name": first["function"]["name"], "arguments": {mark: ""}}}
-    return {"role": "assistant", "content": "", "tool_calls": [marked, *others]}  # pyright: ignore
+    calls = list(reply.get("tool_calls", ()))
+    function: CalledFunction = {"name": calls[0]["function"]["name"], "arguments": {mark: ""}}
+    return {"role": "assistant", "content": "", "tool_calls": [{**calls[0], "function": function}, *calls[1:]]}

@@ -49,7 +49,10 @@ class Recent:
 
 
 def measure(segments: Sequence[Segment], tally: Tally) -> dict[str, float]:
-    """How the turns of a batch were played."""
+    """How the turns of a batch were played, and the means of what agents counted, over the episodes that ended.
+
+    What an agent did not count in an episode is 0 there.
+    """
     turns = [turn for segment in segments for turn in segment.turns]
     acted = [turn.action for turn in turns if turn.action is not None]
     statuses = Counter(action.status for action in acted)
@@ -67,12 +70,16 @@ def measure(segments: Sequence[Segment], tally: Tally) -> dict[str, float]:
         "episodes/finished": len(outcomes),
         "episodes/failed": tally.failures,
         "episodes/dropped_turns": tally.dropped_turns,
+        "groups/left_out": tally.useless_groups,
     }
     for end in ("terminated", "truncated", "cut"):
         figures[f"segments/{end}"] = sum(segment.end == end for segment in segments)
     if outcomes:
         figures["episodes/return"] = sum(outcome.episode_return for outcome in outcomes) / len(outcomes)
         figures["episodes/turns"] = sum(outcome.turns for outcome in outcomes) / len(outcomes)
+        names = {name: None for outcome in outcomes for name in outcome.figures}  # in the order of the first mention
+        for name in names:
+            figures[name] = sum(outcome.figures.get(name, 0.0) for outcome in outcomes) / len(outcomes)
     return figures
 
 

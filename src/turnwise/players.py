@@ -113,7 +113,7 @@ def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
         tensors, _ = checkpoint.load(_newest(run))
         actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
         checkpoint.load_parameters(model, actor)
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, config.rollout.history)
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
 

@@ -21,6 +21,7 @@ class Progress:
     turns: int = 0  # played in all, in the environment
     seconds: float = 0.0  # of work, over all sessions
     lines: int = 0  # of metrics.jsonl
+    traces: int = 0  # of episodes
     recent: dict[str, list[bool]] = field(default_factory=dict)
 
 

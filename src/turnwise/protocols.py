@@ -8,6 +8,7 @@ An environment is a Gymnasium environment whose observation is text, or a dict w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -20,8 +21,18 @@ if TYPE_CHECKING:
     from turnwise.batch import Estimate, Streams
     from turnwise.config import Config
     from turnwise.rollout import Tally
+    from turnwise.traces.entries import Entry
 
 Ask = Callable[[list[Message]], Awaitable[str]]
+
+
+class Note(Protocol):
+    """Says what came of a span: its outputs, and anything else about it, all of it JSON."""
+
+    def __call__(self, outputs: Any, **attributes: Any) -> None: ...
+
+
+Spans = Callable[[str, str, Any], AbstractContextManager[Note]]  # kind, name and inputs of a span
 
 
 class Memory(Protocol):
@@ -157,6 +168,13 @@ class Session(Protocol):
         """Add to the transcript of the episode, if it is one of those that are kept to be read."""
         ...
 
+    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
+        """Time what happens inside, as a part of the newest turn, if the episode is one of those that are traced.
+
+        Replies are traced without it. The inputs are JSON, and are not copied.
+        """
+        ...
+
 
 class Agent(Protocol):
     """Plays episodes, one after the other; each slot has its own.
@@ -196,3 +214,17 @@ class Tracker(Protocol):
     """Receives the figures of a step."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+
+class Tracer(Protocol):
+    """Keeps traces, each told whole when its episode is over. Traces are numbered from 0, in order."""
+
+    def write(self, trace: Sequence[Entry]) -> None:
+        """The entries of one trace: each comes after its parent."""
+        ...
+
+    def forget_after(self, traces: int) -> None:
+        """Let go of all but the first so many traces: the rest is about to happen again."""
+        ...
+
+    def close(self) -> None: ...

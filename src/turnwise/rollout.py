@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -21,8 +22,10 @@ from turnwise.config import Config
 from turnwise.data import drawn
 from turnwise.failures import EpisodeFailure, NeighbourFailure
 from turnwise.groups import filter_groups
-from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
+from turnwise.protocols import Agent, Codec, Engine, Note, Resumable, Setting
 from turnwise.seeds import derive, episode_seed
+from turnwise.traces import Recording, Trace, no_span
+from turnwise.traces.recording import now
 from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn
 
 _PATIENCE = 10  # batches in a row without a group that teaches
@@ -40,6 +43,7 @@ class Episode:
     episode_return: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)  # what its agent counts
     transcript: list[str] | None = None  # None: this episode is not kept
+    recording: Recording | None = None  # None: this episode is not traced
     journal: list[tuple[str, Generation]] = field(default_factory=list)  # replies, each with its prompt's digest
 
 
@@ -63,6 +67,7 @@ class Tally:
     useless_groups: int = 0  # left out, since all their episodes returned the same
     last_failure: str = ""
     transcripts: list[Transcript] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,13 @@ class Slot:
         levels: Callable[[int], Level],
         transcripts: int = 0,
         luck: tuple[int, ...] = (),
+        group: int = 0,
+        traced: Callable[[int], bool] = lambda _: False,
     ):
-        """`levels` gives the level of the slot's n-th episode; every so many `transcripts` are kept (0: none).
+        """`levels` gives the level of the slot's n-th episode, and `traced` tells whether that one is traced; every so
+        many `transcripts` are kept (0: none).
 
-        Slots that play the same levels differ by their `luck`.
+        The slots of a `group` play the same levels, and differ by their `luck`.
         """
         self.index = index
         self.task = task
@@ -101,6 +109,8 @@ class Slot:
         self._levels = levels
         self._transcripts = transcripts
         self._luck = luck
+        self._group = group
+        self._traced = traced
         self._turns: list[Turn] = []  # of the open segment
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
@@ -169,21 +179,32 @@ class Slot:
         known, episode = self.episode.journal, self.episode
         if known:
             kept = None if episode.transcript is None else []
-            self.episode = Episode(episode.number, episode.seed, begun=True, transcript=kept)
+            self.episode = Episode(
+                episode.number, episode.seed, begun=True, transcript=kept, recording=episode.recording
+            )
         return _Session(self, known)
 
     async def generate(self, prompt: tuple[int, ...]) -> Generation:
         """Sample a reply, as soon as the batch has room for it."""
+        recording = self.episode.recording
+        if recording:
+            recording.pause()
         while self._full():
             one = _Held(prompt, asyncio.get_running_loop().create_future())
             self._held.append(one)
             self._news.set()
             await one.go
         assert self._engine is not None
-        return await self._engine.generate(prompt, self._sampling(), self.name)
+        start_s = now()
+        generation = await self._engine.generate(prompt, self._sampling(), self.name)
+        if recording:
+            recording.sampled(prompt, generation, start_s)
+        return generation
 
     def record(self, turn: Turn) -> None:
         self._turns.append(turn)
+        if self.episode.recording:
+            self.episode.recording.record(turn)
 
     def reward(self, amount: float, turn: int) -> None:
         """Add to what the n-th turn of the episode has earned."""
@@ -193,6 +214,8 @@ class Slot:
             raise EpisodeFailure(f"turn {turn} of {self.name} was in an earlier batch, and cannot be rewarded any more")
         place = counted[turn - before]
         self._turns[place] = replace(self._turns[place], reward=self._turns[place].reward + amount)
+        if self.episode.recording:
+            self.episode.recording.reward(amount, turn)
 
     def cut(self) -> list[Segment]:
         """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
@@ -204,7 +227,13 @@ class Slot:
     def _begin(self) -> None:
         number = self.episode.number + 1  # a level that fails is not tried again
         kept = self._transcripts and (number * self.config.rollout.n_env + self.index) % self._transcripts == 0
-        self.episode = Episode(number, self._levels(number).seed, begun=True, transcript=[] if kept else None)
+        self.episode = Episode(
+            number,
+            self._levels(number).seed,
+            begun=True,
+            transcript=[] if kept else None,
+            recording=Recording() if self._traced(number) else None,
+        )
 
     def _sampling(self) -> Sampling:
         rollout, episode = self.config.rollout, self.episode
@@ -224,7 +253,16 @@ class Slot:
             tail = f"== {end}: {won}, return {episode.episode_return:.2f}, {episode.turns} turns\n"
             text = "\n\n".join([*episode.transcript, tail])
             self.tally.transcripts.append(Transcript(self.index, episode.number, self.task, text))
+        self._trace(end, outcome)
         self.episode = Episode(episode.number)
+
+    def _trace(self, end: End | Literal["dropped"], outcome: Outcome | None, failure: str = "") -> None:
+        """Hand on what was recorded of the episode, if it is traced."""
+        episode, sample = self.episode, self.sample
+        if episode.recording:
+            index = sample.index if sample else None
+            about = (self.index, self._group, episode.number, self.task, episode.seed, index, episode.recording)
+            self.tally.traces.append(Trace(*about, end, outcome, failure, len(self._turns) if end == "dropped" else 0))
 
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
         turns, self._turns = tuple(self._turns), []
@@ -243,6 +281,7 @@ class Slot:
         self.tally.failures += 1
         self.tally.dropped_turns += len(self._turns)
         self.tally.last_failure = str(failure)
+        self._trace("dropped", None, str(failure))
         self._turns = []
         self.episode = Episode(self.episode.number)
 
@@ -345,6 +384,12 @@ class _Session:
         if self._slot.episode.transcript is not None:
             self._slot.episode.transcript.append(text)
 
+    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
+        recording = self._slot.episode.recording
+        if recording is None or self._left or self.turns - 1 in self._old_turns:  # what happens again has been recorded
+            return no_span(kind, name, inputs)
+        return recording.span(kind, name, inputs)
+
 
 def _digest(prompt: Sequence[int]) -> str:
     return hashlib.blake2b(" ".join(map(str, prompt)).encode(), digest_size=12).hexdigest()
@@ -366,7 +411,9 @@ class Collector:
                 task = tasks[group % len(tasks)]
                 levels = partial(self._level, task, group)
                 luck = (member,) if size > 1 else ()
-                slot = Slot(index, task, config, codec, self._shared, levels, config.log.transcript_every, luck)
+                traced = partial(self._traced, group)
+                transcripts = config.log.transcript_every
+                slot = Slot(index, task, config, codec, self._shared, levels, transcripts, luck, group, traced)
                 self.slots.append(slot)
         except BaseException:
             self.close()
@@ -378,8 +425,17 @@ class Collector:
         if self.config.data is None:
             return Level(seed)
         samples = self._shared.data.train
-        groups = self.config.rollout.n_env // self.config.rollout.group
-        return Level(seed, samples[drawn(self.config.seed, len(samples), number * groups + group)])
+        place = self._place(group, number)
+        return Level(seed, samples[drawn(self.config.seed, len(samples), place)])
+
+    def _traced(self, group: int, number: int) -> bool:
+        """Whether the n-th episodes of a group are: all of them, so that they can be compared."""
+        log = self.config.log
+        return bool(log.traces) and self._place(group, number) % log.trace_every == 0
+
+    def _place(self, group: int, number: int) -> int:
+        """Of the n-th level of a group among those of all groups."""
+        return number * (self.config.rollout.n_env // self.config.rollout.group) + group
 
     def collect(self, engine: Engine) -> list[Segment]:
         """The segments of one batch, slot by slot in time order."""

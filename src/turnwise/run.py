@@ -23,6 +23,7 @@ class Run:
     config.yaml     every key, resolved           metrics.jsonl   one line a step
     versions.json   what it was made with         transcripts/    every n-th episode, readable
     checkpoints/    to go on from                 model/          the trained policy, a Hugging Face folder
+    traces.jsonl    what episodes did, and        mlflow.db       the same for MLflow, where the recipe wants them
     """
 
     def __init__(self, config: Config, resume: bool):

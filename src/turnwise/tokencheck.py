@@ -43,7 +43,7 @@ def check_tokens(
     difference counts, with "ignore_strippable" only one that changes more than white space.
     """
     if mode not in get_args(Mode):
-        raise ValueError(f"tokenization_sanity_check_mode is {mode!r}; choose {', '.join(get_args(Mode))}")
+        raise ValueError(f"the mode of the token check is {mode!r}; choose {', '.join(get_args(Mode))}")
     if mode == "disable":
         return TokenCheck(False)
     row = (*row, *renderer.end(messages[-1])) if "token_ids" in messages[-1] else tuple(row)

@@ -25,6 +25,7 @@ from turnwise.render import Renderer
 from turnwise.rollout import Collector
 from turnwise.run import Run
 from turnwise.seeds import derive
+from turnwise.traces.traces import Traces
 from turnwise.trackers.tensorboard import TensorBoard
 from turnwise.types import Segment
 from turnwise.update import Optimizers, assign_credit, fit_critic, update
@@ -34,7 +35,7 @@ from turnwise.view import View
 def train(config: Config, resume: bool = False) -> bool:
     """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
     training = Training(config, resume)
-    with closing(training.collector), training.view, interruptible() as stop:
+    with closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
         training.warm_up(stop)
         while training.progress.step < config.steps and not stop.is_set():
             training.step()
@@ -53,7 +54,7 @@ class Training:
         self.progress = Progress(kl_coefficient=config.kl.reward)
         model, tokenizer = open_model(config.model)
         precision = arithmetic(config.model.precision, model.device)
-        renderer = Renderer(tokenizer)
+        renderer = Renderer(tokenizer, config.rollout.history)
         if config.update.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         self.tokenizer = tokenizer
@@ -67,6 +68,7 @@ class Training:
         if not resume:
             self.run.begin(config)
         self.trackers = make_trackers(config, self.run)
+        self.traces = Traces(config.log, self.run.folder, renderer.text)
         self.warmup_segments: list[Segment] = []
         lost = self.restore()
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
@@ -148,6 +150,9 @@ class Training:
         progress.seconds += clock.total()
         figures = {"turns": progress.turns, **self.recent.metrics(), **measure(segments, tally), **stats}
         figures |= {f"time/{name}_s": seconds for name, seconds in clock.laps.items()}
+        self.traces.tell(tally.traces, progress.step)
+        progress.traces = self.traces.told
+        figures |= self.traces.figures
         figures |= {"time/step_s": clock.total(), "time/turns_per_s": acted / clock.total()}
         training = "warmup/collected" not in stats
         said = invalid_texts(segments)
@@ -158,6 +163,8 @@ class Training:
             for tracker in self.trackers:
                 tracker.log(figures, progress.step)
         self.view.step(progress.step, figures, said, tally.last_failure)
+        if trouble := self.traces.trouble():
+            self.view.say(trouble)
 
     def log(self, line: dict[str, Any]) -> None:
         self.run.log(line)
@@ -203,6 +210,7 @@ class Training:
             if not self.progress.warm:
                 self.warmup_segments = self.run.kept_warmup(self.progress.collected)
         self.run.forget_after(self.progress.lines)
+        self.traces.go_on_from(self.progress.traces)
         return lost
 
 

@@ -92,7 +92,8 @@ def test_a_call_is_answered_and_the_answer_judged(renderer):
     assert [turn.reward for turn in segment.turns] == [0.0, 1.0]
     outcome = segment.outcome
     assert outcome and (outcome.success, outcome.episode_return, outcome.turns) == (True, 1.0, 2)
-    assert outcome.figures == {"tools/ok": 1.0, "reward/answered": 1.0}
+    figures = {name: value for name, value in outcome.figures.items() if not name.startswith("tokenization")}
+    assert figures == {"tools/ok": 1.0, "reward/answered": 1.0}
     assert '"name": "add"' in engine.prompts[0]
     assert collector.tally.failures == 0
     batch = pack([segment])
@@ -227,3 +228,14 @@ def test_an_agent_on_samples_is_brought_back(tiny):
         collector.restore(saved)
         engine.load({}, 0)
         assert collector.collect(engine) == expected
+
+
+def test_a_conversation_that_the_template_writes_otherwise_is_counted(renderer):
+    quoted = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    spaced = quoted.replace(": 1", ":  1")
+    for said, mode, differs in ((quoted, "strict", 0.0), (spaced, "strict", 1.0), (spaced, "ignore_strippable", 0.0)):
+        ((segment,), *_) = play(renderer, [said, "#### 7"], rollout={"token_check": mode})
+        assert segment.outcome and segment.outcome.figures["tokenization/mismatch"] == differs
+        assert (segment.outcome.figures["tokenization/mismatch_characters"] > 0) == (differs > 0)
+    ((segment,), *_) = play(renderer, [quoted, "#### 7"], rollout={"token_check": "disable"})
+    assert segment.outcome and "tokenization/mismatch" not in segment.outcome.figures

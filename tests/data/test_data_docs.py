@@ -36,7 +36,7 @@ def test_the_recipes_of_the_page_are_read(tmp_path: Path, monkeypatch: Any):
         (tmp_path / f"{name}.py").write_text(own)
     recipes = [tree for tree in TREES if "interaction" not in tree]
     assert len(recipes) == 4
-    configs = [parse_config({"data": {"train": "rows.csv"}, **tree}) for tree in recipes]
+    configs = [parse_config({"agent": {"use": "tool"}, "data": {"train": "rows.csv"}, **tree}) for tree in recipes]
     reward = Reward(configs[-1].reward)  # type: ignore[arg-type]  # the last has one
     score = asyncio.run(reward.score(Sample(0, (), ground_truth="42"), [], "It is 42."))
     assert (score.value, score.metrics) == (1.0, {"characters": 9})

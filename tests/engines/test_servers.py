@@ -226,6 +226,13 @@ def test_what_no_other_server_would_do_better_is_one_sentence(fakes, connect, wi
     assert len(str(caught.value).splitlines()) == 1 and len(bad.asked) + len(bad2.asked) == 1
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_of_another_kind_is_one_sentence(fakes, connect, wire, monkeypatch):
+    monkeypatch.setattr(Fake, "_event", lambda *_: {"choices": [{}], "output_ids": [1], "meta_info": {}})
+    with pytest.raises(ValueError, match=r"does not answer as (vLLM|SGLang) 0\.\d+ does \(KeyError"):
+        ask(connect(fakes(wire)), LONG)
+
+
 def test_a_vllm_that_scores_at_another_temperature_is_refused(fakes, connect):
     client = connect(fakes("vllm", logprobs_mode="raw_logprobs"))
     with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
@@ -240,9 +247,11 @@ def test_a_server_without_the_endpoints_is_told_apart(fakes, connect):
         ask(vllm, LONG)
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://127.0.0.1:8000/v1", "http://me:secret@127.0.0.1:1", ""]
-)
+ADDRESSES = ["127.0.0.1:8000", "ftp://127.0.0.1", "http://127.0.0.1:8000/v1", ""]
+SECRETS = ["http://me:secret@127.0.0.1:1/v1", "http://127.0.0.1/?key=secret"]
+
+
+@pytest.mark.parametrize("url", ADDRESSES + SECRETS)
 def test_an_address_is_bare_and_its_secrets_are_not_repeated(url):
     with pytest.raises(ValueError, match=r"engine\.urls.*bare address") as caught:
         Line(url)

@@ -288,12 +288,12 @@ def test_a_child_that_is_killed_while_idle_is_replaced(renderer):
 
 
 ORPHANS = """
-import multiprocessing, time
-from functools import partial
+import multiprocessing, signal, time
 from turnwise.config import EnvironmentConfig
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts in the background inherits that it is ignored
     config = EnvironmentConfig(
         id="faulty:Faulty", kwargs={"planned": {"1/0": "hang"}}, workers="process", processes=2
     )
@@ -316,7 +316,7 @@ def test_children_do_not_outlive_their_parent(tmp_path, how):
     children = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(children) == 2 and not any(map(gone, children))
     parent.send_signal(how)
-    parent.wait()
+    parent.wait(timeout=60)
     assert eventually(lambda: all(map(gone, children)))
 
 

@@ -119,7 +119,8 @@ def test_a_scorer_that_fails_is_one_sentence(function, timeout_s, words):
 
 
 def recipe(**reward: Any) -> Any:
-    return parse_config({"data": {"generate": {"use": "arithmetic"}, "convert": {"use": "gsm8k"}}, "reward": reward})
+    data = {"generate": {"use": "arithmetic"}, "convert": {"use": "gsm8k"}}
+    return parse_config({"agent": {"use": "tool"}, "data": data, "reward": reward})
 
 
 def test_a_recipe_names_a_scorer_and_its_arguments():

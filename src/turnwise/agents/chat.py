@@ -5,6 +5,8 @@ from typing import Any
 
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Codec, Session
+from turnwise.render import Renderer
+from turnwise.tokencheck import Mode, check_tokens
 from turnwise.toolcalls import ParsedReply, ToolCall, ToolFormat, decode_reply
 from turnwise.tools import Shorten
 from turnwise.tools.shorten import MARK
@@ -49,7 +51,7 @@ class Chat:
         been shown, or said, in earlier turns.
         """
         self.messages = list(messages)
-        self.prompt = codec.prompt(messages, tools)
+        self.prompt = self._row = codec.prompt(messages, tools)  # the row ends with the newest reply, or its answers
         if len(self.prompt) > limit:
             raise PromptTooLong(session, self.prompt, limit)
         self._session = session
@@ -86,8 +88,19 @@ class Chat:
         self._replies.append(text)
         self.generation = generation
         self._seen = len(self.messages) + 1
+        row = (*self.prompt, *generation.token_ids)
         self._extend(self._message(text, generation, parsed))
+        self._row = row
         return parsed
+
+    def check(self, mode: Mode) -> None:
+        """Count whether the conversation reads otherwise than the template alone would write it, and by how much."""
+        if isinstance(self._codec, Renderer) and mode != "disable":
+            found = check_tokens(self._codec, self.messages, self._row, self._tools, mode)
+            self._session.count("tokenization/mismatch", found.differs)
+            self._session.count("tokenization/mismatch_characters", found.characters)
+            if found.differs:
+                self._session.write(f"(tokenization: {found.message})")
 
     def say(self, text: str) -> None:
         """Add what a user says."""
@@ -107,7 +120,7 @@ class Chat:
 
     def _extend(self, *messages: Message) -> None:
         self.messages = [*self.messages, *messages]
-        self.prompt = self._codec.prompt(self.messages, self._tools)
+        self.prompt = self._row = self._codec.prompt(self.messages, self._tools)
 
     def _answers(self, calls: Sequence[ToolCall], answers: Sequence[str]) -> list[Message]:
         return [

@@ -3,11 +3,13 @@
 from turnwise.agents.chat import Chat, sample_of
 from turnwise.agents.judge import Judge
 from turnwise.protocols import Session, Setting
+from turnwise.tokencheck import Mode
 from turnwise.types import Ending
 
 
 class SingleTurn:
     def __init__(self, setting: Setting):
+        self._check: Mode = setting.config.rollout.token_check
         self._codec = setting.codec
         self._limit = setting.config.rollout.max_prompt_tokens
         self._judge = Judge(setting)
@@ -16,4 +18,5 @@ class SingleTurn:
         sample = sample_of(session)
         chat = Chat(session, self._codec, sample.prompt, self._limit)
         await chat.reply()
+        chat.check(self._check)
         return await self._judge(session, sample, chat)

@@ -12,6 +12,7 @@ from turnwise.agents.judge import Judge
 from turnwise.failures import EpisodeFailure
 from turnwise.interactions import Dialogue, Interactions, load_interactions
 from turnwise.protocols import Session, Setting
+from turnwise.tokencheck import Mode
 from turnwise.toolcalls import UNREADABLE, find_format
 from turnwise.tools import Shorten, ToolBox, Toolset, load_tools
 from turnwise.types import Ending, Message, Sample
@@ -45,6 +46,7 @@ class ToolAgent:
         self._max_turns = max_turns
         self._max_malformed_turns = max_malformed_turns
         self._limit = setting.config.rollout.max_prompt_tokens
+        self._check: Mode = setting.config.rollout.token_check
         self._codec = setting.codec
         self._format = find_format(format)
         shorten = Shorten(max_tool_reply, tool_reply_side)
@@ -73,6 +75,7 @@ class ToolAgent:
             chat = Chat(session, self._codec, begun, self._limit, box.schemas, box.parameters, self._format)
             final_prompt = await self._talk(session, chat, box, user)
             session.reward(sum((await box.final_rewards()).values()))
+            chat.check(self._check)
             return await self._judge(session, sample, chat, final_prompt)
 
     async def _talk(self, session: Session, chat: Chat, box: ToolBox, user: Dialogue | None) -> tuple[int, ...]:
@@ -84,7 +87,7 @@ class ToolAgent:
                 malformed += all(call.status in UNREADABLE for call in parsed.calls)
                 if malformed > self._max_malformed_turns:
                     return ()
-                results = await box.run(parsed.calls, session.turns, chat.messages)
+                results = await box.run(parsed.calls, session.turns, chat.messages, session.span)
                 chat.answer(parsed.calls, [result.response.text or "" for result in results])
                 session.reward(sum(result.reward for result in results))
                 for result in results:

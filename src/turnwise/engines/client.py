@@ -151,9 +151,11 @@ class LLMServerClient:
         except WrongWeights:
             reply.cut(done)
             raise
-        except TimeoutError:
-            if attempt.era != self._era:
+        except (ServerFailure, TimeoutError) as failure:
+            if attempt.era != self._era:  # we stopped it, or the server did, to read new weights
                 return None
+            if isinstance(failure, ServerFailure):
+                raise
             raise ServerFailure(f"the server at {server.name} has sent nothing for {self._timeout_s:g} s") from None
         finally:
             del self._under_way[attempt]

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +62,15 @@ class Server(Protocol):
         ...
 
 
+@contextmanager
+def understanding(name: str, kind: str) -> Iterator[None]:
+    """What is missing from an answer, or of another type, is a ValueError that says whose answer it is."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"the server at {name} does not answer as {kind} does ({error!r})") from error
+
+
 def make_piece(
     name: str, token_ids: Sequence[int], logprobs: Sequence[Any], finish: Finish | None, stop_ids: frozenset[int]
 ) -> Piece:
@@ -82,10 +92,10 @@ class Line:
 
     def __init__(self, url: str):
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        if parts.username or parts.password or parts.query:
+            raise ValueError(f"engine.urls holds a password or a query for {parts.hostname}; give the bare address")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ValueError(f"engine.urls holds {url!r}; write the bare address, such as http://127.0.0.1:8000")
-        if parts.username or parts.password:
-            raise ValueError(f"engine.urls holds a user name or a password for {parts.hostname}; give the bare address")
         try:
             import httpx2
         except ImportError as error:

@@ -1,12 +1,12 @@
 """SGLang's own API: ids in, ids and log-probs out (`/generate`), and weights from a folder (written for 0.5.23)."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece
+from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece, understanding
 from turnwise.types import Finish, Sampling
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
@@ -32,22 +32,21 @@ class SGLangServer:
             async for event in events:
                 if "error" in event:
                     raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
-                facts = event["meta_info"]
-                if self._loaded and facts["weight_version"] != str(version):
-                    raise WrongWeights(f"the server at {self.name} came back with other weights")
-                # Whether events hold all tokens so far or the new ones alone is an option of the server.
-                new = facts["completion_tokens"] - seen
-                seen += new
-                piece = self._piece(event["output_ids"], facts)
-                old = len(piece.token_ids) - new
+                with understanding(self.name, "SGLang 0.5"):
+                    piece = self._piece(event["output_ids"], event["meta_info"], version)
+                    # Whether events hold all tokens so far or the new ones alone is an option of the server.
+                    old = len(piece.token_ids) - (event["meta_info"]["completion_tokens"] - seen)
+                seen += len(piece.token_ids) - old
                 yield replace(piece, token_ids=piece.token_ids[old:], logprobs=piece.logprobs[old:])
 
-    def _piece(self, ids: Sequence[int], facts: dict[str, Any]) -> Piece:
+    def _piece(self, ids: Sequence[int], facts: Mapping[str, Any], version: int) -> Piece:
+        if self._loaded and facts["weight_version"] != str(version):
+            raise WrongWeights(f"the server at {self.name} came back with other weights")
         reason = facts["finish_reason"] and facts["finish_reason"]["type"]
         if reason is not None and reason not in _FINISH:
             raise ServerFailure(f"the server at {self.name} broke off: {facts['finish_reason']}")
-        scored = facts["output_token_logprobs"]
-        return make_piece(self.name, ids, [one[0] for one in scored], reason and _FINISH[reason], self._stop_ids)
+        scored = [one[0] for one in facts["output_token_logprobs"]]
+        return make_piece(self.name, ids, scored, reason and _FINISH[reason], self._stop_ids)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Any]:
         return {

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.engines.launch import Launched, free_port
-from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece
+from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece, understanding
 from turnwise.types import Finish, Sampling
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 _LOGPROBS = "processed_logprobs"  # at the sampling temperature
+_KIND = "vLLM 0.32"
 _VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -40,22 +41,20 @@ class VLLMServer:
             async for event in events:
                 if "error" in event:
                     raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
-                for choice in event["choices"]:
-                    if self._loaded:
-                        self._check(choice.get("weight_versions"), version)
-                    yield self._piece(choice)
+                with understanding(self.name, _KIND):
+                    pieces = [self._piece(choice, version) for choice in event["choices"]]
+                for piece in pieces:
+                    yield piece
 
-    def _piece(self, choice: Mapping[str, Any]) -> Piece:
+    def _piece(self, choice: Mapping[str, Any], version: int) -> Piece:
+        # The last piece tells which weights the reply is of.
+        if self._loaded and any(span["version"] != str(version) for span in choice["weight_versions"] or ()):
+            raise WrongWeights(f"the server at {self.name} came back with other weights")
         reason = choice["finish_reason"]
         if reason is not None and reason not in _FINISH:
             raise ServerFailure(f"the server at {self.name} broke off: {reason}")
         scored = [one["logprob"] for one in choice["logprobs"]["content"]]
         return make_piece(self.name, choice["token_ids"], scored, reason and _FINISH[reason], self._stop_ids)
-
-    def _check(self, spans: Sequence[Mapping[str, Any]] | None, version: int) -> None:
-        """The last piece tells which weights the reply is of."""
-        if any(span["version"] != str(version) for span in spans or ()):
-            raise WrongWeights(f"the server at {self.name} came back with other weights")
 
     def _parameters(self, sampling: Sampling) -> dict[str, Any]:
         if sampling.top_p < 1 or sampling.top_k:
@@ -90,7 +89,9 @@ class VLLMServer:
         self._loaded = True
 
     def _check_logprobs(self) -> None:
-        mode = self._line.get("/server_info?config_format=json")["vllm_config"]["model_config"]["logprobs_mode"]
+        told = self._line.get("/server_info?config_format=json")
+        with understanding(self.name, _KIND):
+            mode = told["vllm_config"]["model_config"]["logprobs_mode"]
         if mode != _LOGPROBS:
             raise ValueError(
                 f"the server at {self.name} scores tokens as {mode}, at another temperature than it samples at; "

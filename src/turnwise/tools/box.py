@@ -20,6 +20,7 @@ from turnwise.tools.records import ResultStatus, ToolContext, ToolError, ToolFau
 from turnwise.tools.returns import normalise
 
 if TYPE_CHECKING:
+    from turnwise.protocols import Note, Spans
     from turnwise.tools.toolset import Toolset
 
 _UNREADABLE = ("missing_name", "malformed_structure", "unclosed_block")
@@ -75,18 +76,24 @@ class ToolBox:
         await self.release()
 
     async def run(
-        self, calls: Sequence[ToolCall], turn: int = 0, messages: Sequence[Mapping[str, Any]] = ()
+        self,
+        calls: Sequence[ToolCall],
+        turn: int = 0,
+        messages: Sequence[Mapping[str, Any]] = (),
+        span: Spans | None = None,
     ) -> list[ToolResult]:
         """Answer the calls of one reply, side by side; the results are in the order of the calls.
 
-        Raises ToolFault. `turn` and `messages` are for tools that want to know.
+        Raises ToolFault. `turn` and `messages` are for tools that want to know. Each call is a `span` of kind "tool",
+        where anybody wants to hear of it.
         """
         context = ToolContext(self.episode, turn, tuple(messages))
         allowed = [number for number, call in enumerate(calls) if call.status == "ok"][
             : self._toolset.max_parallel_calls
         ]
         answers = (
-            self._answer(call, call.status != "ok" or number in allowed, context) for number, call in enumerate(calls)
+            self._told(span or _unheard, call, call.status != "ok" or number in allowed, context)
+            for number, call in enumerate(calls)
         )
         # With exceptions as results, so that no call is left running behind one that failed.
         results = await asyncio.gather(*answers, return_exceptions=True)
@@ -114,6 +121,12 @@ class ToolBox:
         """Release every instance, newest first. A second call finds nothing to do."""
         while self._instances:
             await self._release(*self._instances.popitem())
+
+    async def _told(self, span: Spans, call: ToolCall, allowed: bool, context: ToolContext) -> ToolResult:
+        with span("tool", call.name, call.arguments) as note:
+            result = await self._answer(call, allowed, context)
+            note(result.response.text, status=result.status, reward=result.reward)
+        return result
 
     async def _answer(self, call: ToolCall, allowed: bool, context: ToolContext) -> ToolResult:
         try:
@@ -218,6 +231,10 @@ class ToolBox:
         if response.text is None:
             return response
         return ToolResponse(self._toolset.shorten(_clean(response.text)), response.image, response.video)
+
+
+def _unheard(*_: Any) -> contextlib.nullcontext[Note]:
+    return contextlib.nullcontext(lambda outputs, **attributes: None)
 
 
 def _clean(text: str) -> str:

@@ -17,7 +17,8 @@ def test_the_table_holds_every_estimator_with_what_it_needs():
     assert {name for name, _, _ in ROWS} == set(COMPONENTS["advantage"])
     for name, critic, whitened in ROWS:
         model = {"critic": "separate" if critic == "yes" else "none"}
-        estimator = parse_config({"advantage": {"use": name}, "model": model}).advantage.make("advantage")
+        tree = {"advantage": {"use": name}, "model": model, "rollout": {"episodes": 1}}
+        estimator = parse_config(tree).advantage.make("advantage")
         assert (estimator.critic, estimator.whiten) == (critic == "yes", whitened == "yes")
 
 
@@ -26,7 +27,8 @@ def test_the_estimator_of_the_page_works(tmp_path: Path, monkeypatch: Any) -> No
     assert code
     (tmp_path / "my.py").write_text(code[1])
     monkeypatch.syspath_prepend(tmp_path)
-    config = parse_config({"advantage": {"use": "my:AboveAverage", "share": 0.5}, "model": {"critic": "none"}})
+    tree = {"advantage": {"use": "my:AboveAverage", "share": 0.5}, "model": {"critic": "none"}}
+    config = parse_config({**tree, "rollout": {"episodes": 1}})
     streams = streams_of([segment(turn([1], [2, 3], 1.0)), segment(turn([1], [2], -1.0))], [0.0] * 3, [0.0] * 2)
     assert config.advantage.make("advantage")(streams).advantages.tolist() == [0.5, 0.5, -0.5]
     sys.modules.pop("my", None)
