@@ -168,7 +168,7 @@ def post(address: str, body: bytes) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
-ASKED, GO_ON = threading.Event(), threading.Event()
+ASKED, LEFT, GO_ON = threading.Event(), threading.Event(), threading.Event()
 
 
 def impatient(base_url: str, model: str, sample: dict[str, Any]) -> None:
@@ -181,6 +181,7 @@ def impatient(base_url: str, model: str, sample: dict[str, Any]) -> None:
     first.request("POST", f"{place.path}/chat/completions", body, {k: v for k, v in headers.items() if k[0] != "x"})
     ASKED.wait(600)
     first.close()
+    LEFT.wait(600)
     second.request("POST", f"{place.path}/chat/completions", body, headers)
     GO_ON.set()
     assert second.getresponse().status == 200

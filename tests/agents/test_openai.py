@@ -125,19 +125,23 @@ def test_the_same_question_twice_at_once_is_two_turns(renderer):
     assert [turn.text for turn in segment.turns] == ["#### 1", "#### 2"]
 
 
-@pytest.mark.parametrize("headers", [{"Idempotency-Key": "once"}, {"x-stainless-retry-count": "1"}])
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "once"}, {"x-stainless-retry-count": "1"}])
 def test_a_question_that_is_sent_again_is_one_turn(renderer, headers):
+    collector = Collector(config("impatient", rows={"extra": {"headers": headers}}), renderer)
+    endpoint = collector._shared.once("endpoint", lambda: pytest.fail("it was made with the agent"))
+
     class Slow(Scripted):
         async def generate(self, *asked: Any) -> Any:
             guests.ASKED.set()
             while not guests.GO_ON.is_set():
+                if headers or any(episode.unread for episode in endpoint._episodes.values()):
+                    guests.LEFT.set()
                 await asyncio.sleep(0.01)
             return await super().generate(*asked)
 
-    guests.ASKED.clear()
-    guests.GO_ON.clear()
-    made = config("impatient", rows={"extra": {"headers": headers}})
-    (segment,) = Collector(made, renderer).collect(Slow(renderer, ["#### 1"]))
+    for event in (guests.ASKED, guests.LEFT, guests.GO_ON):
+        event.clear()
+    (segment,) = collector.collect(Slow(renderer, ["#### 1"]))
     assert len(segment.turns) == 1
 
 

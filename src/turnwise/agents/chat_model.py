@@ -16,7 +16,7 @@ from langchain_core.messages import (  # pyright: ignore[reportMissingImports]
 from langchain_core.outputs import ChatGeneration, ChatResult  # pyright: ignore[reportMissingImports]
 from langchain_core.utils.function_calling import convert_to_openai_tool  # pyright: ignore[reportMissingImports]
 
-from turnwise.agents.calls import Answer, Calls
+from turnwise.agents.calls import Answer
 from turnwise.agents.wire import read_request
 
 
@@ -27,10 +27,7 @@ class ChatModel(BaseChatModel):
     log-probs of these, and the version of the weights.
     """
 
-    calls: Any
-
-    def __init__(self, calls: Calls):
-        super().__init__(calls=calls)
+    calls: Any  # turnwise.agents.calls.Calls
 
     @property
     def _llm_type(self) -> str:

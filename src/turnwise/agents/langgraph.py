@@ -65,7 +65,7 @@ class LangGraphAgent:
         limit = self._setting.config.rollout.max_prompt_tokens
         async with self._toolset.open(session.name, sample.tools, sample.tools_kwargs) as box:
             calls = Calls(session, self._setting.codec, limit, self._max_turns, self._format)
-            given = {"model": self._model(calls), "tools": _tools_of(box, calls), "sample": sample}
+            given = {"model": self._model(calls=calls), "tools": _tools_of(box, calls), "sample": sample}
             asked = inspect.signature(self._build).parameters
             graph = self._build(**{name: given[name] for name in asked if name in given})
             graph = graph.compile() if hasattr(graph, "compile") else graph
