@@ -9,10 +9,7 @@ from transformers.utils import logging
 
 from turnwise.config import ModelConfig
 
-EMBEDDED = {
-    "tiny": Path(__file__).parent / "tiny",  # plays BabyAI
-    "tiny-tools": Path(__file__).parent / "tiny_tools",  # calls a calculator
-}
+EMBEDDED = {"tiny": Path(__file__).parent / "tiny"}
 
 
 def locate(path: str) -> str:
