@@ -1,10 +1,8 @@
 """GRPO against its definition, with and without the division."""
 
-from statistics import fmean, stdev
-
 import pytest
-from episodes import Episode, cases, credit, group_of
-from plays import near
+from episodes import Episode, cases, credit, deviation, mean, of_levels
+from plays import flat, near
 
 from turnwise.advantages.grpo import GRPO
 
@@ -16,12 +14,14 @@ def won(seed: int, reward: float, tokens: int = 2) -> Episode:
 @pytest.mark.parametrize("divide_by_std", [True, False])
 def test_equals_the_definition(divide_by_std):
     for episodes in cases():
-        for episode, advantages in zip(episodes, credit(GRPO(divide_by_std), episodes), strict=True):
-            totals = [one.total for one in group_of(episode, episodes)]
-            expected = episode.total - fmean(totals)
+        groups, expected = of_levels(episodes), []
+        for episode in episodes:
+            totals = [one.total for one in groups[episode.task, episode.seed]]
+            advantage = episode.total - mean(totals)
             if divide_by_std and len(totals) > 1:
-                expected /= stdev(totals) + 1e-6
-            assert advantages == near([expected] * len(episode.rewards), 1e-5)
+                advantage /= deviation(totals) + 1e-6
+            expected += [advantage] * len(episode.rewards)
+        assert flat(credit(GRPO(divide_by_std), episodes)) == near(expected)
 
 
 def test_a_worked_example():
@@ -29,8 +29,7 @@ def test_a_worked_example():
     episodes = [won(7, 1.0), won(7, 0.0, 3), won(7, 0.0), won(7, 1.0, 1)]
     for divide_by_std, size in ((True, 0.8660239), (False, 0.5)):
         expected = [[size] * 2, [-size] * 3, [-size] * 2, [size]]
-        found = credit(GRPO(divide_by_std), episodes)
-        assert [x for one in found for x in one] == near([x for one in expected for x in one], 1e-6)
+        assert flat(credit(GRPO(divide_by_std), episodes)) == near(flat(expected), 1e-6)
 
 
 def test_the_division_is_by_the_deviation_of_the_own_group():
