@@ -17,6 +17,7 @@ from typing import Any, Literal
 from turnwise.agents.chat import Chat, PromptTooLong
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Codec, Session
+from turnwise.tokencheck import Mode
 from turnwise.toolcalls import ParsedReply, ToolFormat
 from turnwise.types import Generation, Message, MessageCall
 
@@ -51,7 +52,6 @@ class Calls:
 
     def __init__(self, session: Session, codec: Codec, limit: int, max_turns: int, tool_format: ToolFormat):
         """`limit` is that of a prompt, in tokens."""
-        self.messages: Sequence[Message] = ()  # of the newest call, with its reply
         self.session = session
         self._codec = codec
         self._limit = limit
@@ -59,11 +59,16 @@ class Calls:
         self._format = tool_format
         self._replies: list[str] = []
         self._sampled: dict[str, Message] = {}  # by the messages up to them
-        self._next_prompt: tuple[int, ...] = ()
+        self._newest: Chat | None = None
         self._one_at_a_time = asyncio.Lock()
         self._over: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
         self._open: set[asyncio.Task[Any]] = set()
         self._quiet_since = 0.0
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """Of the newest call, with its reply."""
+        return self._newest.messages if self._newest else ()
 
     @property
     def text(self) -> str:
@@ -107,12 +112,17 @@ class Calls:
             )
         self.session.reward(float(value))
 
+    def check(self, mode: Mode) -> None:
+        """Count whether the newest conversation reads otherwise than the template writes it (rollout.token_check)."""
+        if self._newest is not None:
+            self._newest.check(mode)
+
     def end(self, how: Literal["terminated", "truncated"]) -> None:
         """Let the episode be over. Raises Refusal."""
-        if not self.session.turns:
+        if self._newest is None:
             raise Refusal("an episode cannot end before its first chat call")
         if not self._over.done():
-            self._over.set_result(self._next_prompt if how == "truncated" else ())
+            self._over.set_result(self._newest.prompt if how == "truncated" else ())
 
     async def play(self, program: Awaitable[Any], timeout_s: float) -> tuple[Any, tuple[int, ...]]:
         """Run the program until it ends, or the episode does; then it is cancelled.
@@ -171,7 +181,7 @@ class Calls:
         parsed = await chat.reply()
         assert chat.generation is not None
         self._replies.append(chat.text)
-        self.messages, self._next_prompt = chat.messages, chat.prompt
+        self._newest = chat
         answer = _answer(chat, parsed, turn, prompt)
         shown: Message = {"role": "assistant", "content": answer.content, "tool_calls": answer.calls}
         self._sampled[_marks([*messages, shown])[-1]] = chat.messages[-1]

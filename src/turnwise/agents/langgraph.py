@@ -74,6 +74,7 @@ class LangGraphAgent:
             state, final_prompt = await calls.play(playing, self._timeout_s)
             calls.reward_whole((state or {}).get("reward"))
             session.reward(sum((await box.final_rewards()).values()))
+            calls.check(self._setting.config.rollout.token_check)
             return await self._judge(session, sample, calls, final_prompt)
 
 

@@ -75,6 +75,7 @@ class OpenAIAgent:
             }
             value, final_prompt = await calls.play(self._program(task), self._timeout_s)
         calls.reward_whole(value)
+        calls.check(self._setting.config.rollout.token_check)
         return await self._judge(session, sample, calls, final_prompt)
 
     async def _program(self, task: dict[str, Any]) -> Any:
