@@ -29,10 +29,16 @@ class Fake:
         fault: Callable[[int, int], Fault] = lambda request, place: "",
         incremental: bool = True,
         logprobs_mode: str = "processed_logprobs",
+        device: str = "cpu",
+        extension: str = "turnwise_worker.Heads",
         port: int = 0,
     ):
         self.wire, self.brain, self.fault, self.incremental = wire, brain, fault, incremental
-        self.logprobs_mode = logprobs_mode
+        self.config = {
+            "model_config": {"logprobs_mode": logprobs_mode},
+            "device_config": {"device_type": device},
+            "parallel_config": {"worker_extension_cls": extension},
+        }
         self.asked: list[dict[str, Any]] = []  # bodies of requests to generate
         self.broken = 0  # streams whose reader went away
         self.released = threading.Event()  # those that hang
@@ -66,22 +72,26 @@ class Fake:
         """Answer to a request that is not to generate."""
         if self.wire == "sglang" and path == "/update_weights_from_disk":
             assert body["abort_all_requests"] and body["flush_cache"]
-            self._read(body["model_path"])
+            self.weight = self._read(body["model_path"])
             self.version = body["weight_version"]
             return 200, {"success": True, "message": ""}
         if self.wire == "vllm" and path == "/collective_rpc":
-            assert body["method"] == "reload_weights"
-            self._read(body["kwargs"]["weights_path"])
+            if body["method"] == "turnwise_pack_heads":
+                self.weight = self.read
+            elif body["method"] == "reload_weights":
+                self.read = self._read(body["kwargs"]["weights_path"])
+                if self.config["device_config"]["device_type"] != "cpu":  # there the packed head stays behind
+                    self.weight = self.read
             return 200, {"results": [None]}
         if self.wire == "vllm" and path == "/update_weight_version":
             self.version = body["new_version"]
             return 200, {"success": True}
         if path.startswith("/server_info"):
-            return 200, {"vllm_config": {"model_config": {"logprobs_mode": self.logprobs_mode}}}
+            return 200, {"vllm_config": self.config}
         return (200 if path == {"vllm": "/health", "sglang": "/health_generate"}[self.wire] else 404), {}
 
-    def _read(self, folder: str) -> None:
-        self.weight = float(load_file(f"{folder}/model.safetensors")["weight"])
+    def _read(self, folder: str) -> float:
+        return float(load_file(f"{folder}/model.safetensors")["weight"])
 
     def sample(self, number: int, body: dict[str, Any]) -> Iterator[dict[str, Any] | Fault]:
         """The events of a reply."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import brains
@@ -16,6 +17,7 @@ from fake_server import Fake
 from safetensors.torch import load_file
 
 from turnwise.engines.client import LLMServerClient
+from turnwise.engines.in_vllm.turnwise_worker import Heads
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.servers import Line
 from turnwise.engines.sglang import SGLangServer
@@ -233,10 +235,36 @@ def test_a_server_of_another_kind_is_one_sentence(fakes, connect, wire, monkeypa
         ask(connect(fakes(wire)), LONG)
 
 
-def test_a_vllm_that_scores_at_another_temperature_is_refused(fakes, connect):
-    client = connect(fakes("vllm", logprobs_mode="raw_logprobs"))
-    with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+        ({"extension": ""}, "PYTHONPATH=.*in_vllm and --worker-extension-cls turnwise_worker"),
+    ],
+)
+def test_a_vllm_that_would_answer_wrongly_is_refused(fakes, connect, options, words):
+    client = connect(fakes("vllm", **options))
+    with pytest.raises(ValueError, match=words):
         client.load(weights(1.0), 1)
+
+
+def test_beside_a_processor_vllm_needs_no_extension(fakes, connect):
+    client = connect(fakes("vllm", device="cuda", extension=""))
+    client.load(weights(1.0), 1)
+    assert_whole(ask(client, LONG), [LONG], 1.0)
+
+
+def test_the_extension_packs_the_head_and_nothing_else():
+    packed: list[object] = []
+
+    class ParallelLMHead(torch.nn.Module):
+        quant_method = SimpleNamespace(process_weights_after_loading=packed.append)
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), ParallelLMHead())
+    worker = Heads()
+    worker.model_runner = SimpleNamespace(get_model=lambda: model)
+    worker.turnwise_pack_heads()
+    assert packed == [model[1]]
 
 
 def test_a_server_without_the_endpoints_is_told_apart(fakes, connect):

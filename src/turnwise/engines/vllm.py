@@ -4,6 +4,7 @@
 anybody tells them: such a server belongs on the loopback interface.
 """
 
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -16,9 +17,9 @@ from turnwise.types import Finish, Sampling
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 _LOGPROBS = "processed_logprobs"  # at the sampling temperature
 _KIND = "vLLM 0.32"
+_EXTENSION, _EXTENSION_AT = "turnwise_worker.Heads", Path(__file__).parent / "in_vllm"
 # On a processor, 0.32.0 dies of a seed where a prompt is read in parts: it cannot take back a number that it drew.
-_ON_A_PROCESSOR = {"no-enable-chunked-prefill": True}
-_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_ON_A_PROCESSOR = {"no-enable-chunked-prefill": True, "worker-extension-cls": _EXTENSION}
 
 
 class VLLMServer:
@@ -29,7 +30,7 @@ class VLLMServer:
         self.name = self._line.url
         self._stop_ids = stop_ids
         self._launched = launched
-        self._scores_as_wanted = launched is not None  # we told it how
+        self._on_a_processor: bool | None = None  # None: not asked yet
         self._loaded = False
 
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
@@ -84,22 +85,35 @@ class VLLMServer:
         return self._line.answers("/health")
 
     def load(self, weights: Path, version: int) -> None:
-        if not self._scores_as_wanted:
-            self._check_logprobs()
+        if self._on_a_processor is None:
+            self._on_a_processor = self._examine()
         self._line.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+        if self._on_a_processor:
+            self._line.post("/collective_rpc", {"method": "turnwise_pack_heads"})
         self._line.post("/update_weight_version", {"new_version": str(version)})
         self._loaded = True
 
-    def _check_logprobs(self) -> None:
+    def _examine(self) -> bool:
+        """Whether the server runs on a processor; one that would answer wrongly is refused."""
         told = self._line.get("/server_info?config_format=json")
         with understanding(self.name, _KIND):
-            mode = told["vllm_config"]["model_config"]["logprobs_mode"]
+            config = told["vllm_config"]
+            mode = config["model_config"]["logprobs_mode"]
+            device, extension = (
+                config["device_config"]["device_type"],
+                config["parallel_config"]["worker_extension_cls"],
+            )
         if mode != _LOGPROBS:
             raise ValueError(
                 f"the server at {self.name} scores tokens as {mode}, at another temperature than it samples at; "
                 f"start it with --logprobs-mode {_LOGPROBS}"
             )
-        self._scores_as_wanted = True
+        if device == "cpu" and extension != _EXTENSION:
+            raise ValueError(
+                f"the server at {self.name} runs on a processor, where vLLM keeps the old weights of tied heads; "
+                f"start it with PYTHONPATH={_EXTENSION_AT} and --worker-extension-cls {_EXTENSION}"
+            )
+        return device == "cpu"
 
     def wait(self, start_s: float) -> None:
         """Until a server that we started is ready."""
@@ -130,4 +144,6 @@ def start(
     command = [python, "-m", "vllm.entrypoints.openai.api_server"]
     for name, value in flags.items():
         command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return VLLMServer(f"http://127.0.0.1:{port}", stop_ids, Launched(command, log, _VARIABLES))
+    path = os.pathsep.join([str(_EXTENSION_AT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+    return VLLMServer(f"http://127.0.0.1:{port}", stop_ids, Launched(command, log, variables))
