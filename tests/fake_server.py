@@ -36,7 +36,7 @@ class Fake:
         self.wire, self.brain, self.fault, self.incremental = wire, brain, fault, incremental
         self.config = {
             "model_config": {"logprobs_mode": logprobs_mode},
-            "device_config": {"device_type": device},
+            "device_config": {"device": device},
             "parallel_config": {"worker_extension_cls": extension},
         }
         self.asked: list[dict[str, Any]] = []  # bodies of requests to generate
@@ -80,7 +80,7 @@ class Fake:
                 self.weight = self.read
             elif body["method"] == "reload_weights":
                 self.read = self._read(body["kwargs"]["weights_path"])
-                if self.config["device_config"]["device_type"] != "cpu":  # there the packed head stays behind
+                if self.config["device_config"]["device"] != "cpu":  # there the packed head stays behind
                     self.weight = self.read
             return 200, {"results": [None]}
         if self.wire == "vllm" and path == "/update_weight_version":

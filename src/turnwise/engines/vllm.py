@@ -100,7 +100,7 @@ class VLLMServer:
             config = told["vllm_config"]
             mode = config["model_config"]["logprobs_mode"]
             device, extension = (
-                config["device_config"]["device_type"],
+                config["device_config"]["device"],
                 config["parallel_config"]["worker_extension_cls"],
             )
         if mode != _LOGPROBS:
