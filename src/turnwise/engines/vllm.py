@@ -99,10 +99,8 @@ class VLLMServer:
         with understanding(self.name, _KIND):
             config = told["vllm_config"]
             mode = config["model_config"]["logprobs_mode"]
-            device, extension = (
-                config["device_config"]["device"],
-                config["parallel_config"]["worker_extension_cls"],
-            )
+            device = config["device_config"]["device"]
+            extension = config["parallel_config"]["worker_extension_cls"]
         if mode != _LOGPROBS:
             raise ValueError(
                 f"the server at {self.name} scores tokens as {mode}, at another temperature than it samples at; "
