@@ -170,6 +170,12 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("1: 2", ["unknown key 1"]),
         # what does nothing
         ("environment: {processes: 2}", ["environment.processes=2 does nothing", "set environment.workers=process"]),
+        ("environment: {tasks: {a: {}}, shares: {b: 2}}", ["environment.shares", "names b, which is not among", "there are a"]),
+        (
+            "agent: {use: tool}\ndata: {train: rows.csv}\nenvironment: {tasks: {a: {}}, shares: {a: 2}}",
+            ["environment.shares does nothing"],
+        ),
+        ("environment: {tasks: {a: {}, b: {}}, shares: {a: 40}}", ["n_env=32", "cannot hold 2 tasks", "41 in all"]),
         # wrong kinds of values
         ("update: {epochs: two}", ["update.epochs", "'two'", "integer"]),
         ("update: 3", ["update is 3", "epochs"]),

@@ -123,6 +123,13 @@ def test_slots_are_dealt_the_tasks_in_turn(renderer):
     ]
 
 
+def test_a_task_gets_its_share_of_the_slots(renderer):
+    tasks = {"one": {}, "other": {}, "third": {}}
+    environment = {"tasks": tasks, "shares": {"other": 3, "third": 2}}
+    (segments,) = play(renderer, environment=environment, rollout={"n_env": 8, "e_len": 1})
+    assert [one.task for one in segments] == ["one", "other", "third", "other", "third", "other", "one", "other"]
+
+
 # -- the ends
 
 

@@ -158,6 +158,7 @@ class EnvironmentConfig(_Strict):
     id: str = "turnwise.envs.babyai:BabyAIText"  # `module:Class`, or a registered Gymnasium id
     kwargs: dict[str, Any] = {}
     tasks: dict[str, dict[str, Any]] = {}  # name -> further kwargs; slots are dealt the tasks in turn
+    shares: dict[str, PositiveInt] = {}  # of the slots that train; 2 gives a task twice as many as 1, the default
     instructions: str = ""  # the system message, where the environment has none
     actions: list[str] = []  # legal action texts, where the environment does not list them
     default_action: str = ""  # played instead of an invalid one, where the environment names none
@@ -172,6 +173,15 @@ class EnvironmentConfig(_Strict):
     def _default_tasks(self) -> EnvironmentConfig:
         if not self.tasks:
             self.tasks = {self.id.rpartition(":")[2]: {}}
+        return self
+
+    @model_validator(mode="after")
+    def _shares_are_of_tasks(self) -> EnvironmentConfig:
+        for task in self.shares:
+            if task not in self.tasks:
+                raise ValueError(
+                    f"environment.shares names {task}, which is not among environment.tasks{nearest(task, self.tasks)}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -367,10 +377,11 @@ class Config(_Strict):
                 f"update.minibatch={self.update.minibatch} does not divide the batch of {turns} turns "
                 "(rollout.n_env x rollout.e_len) evenly"
             )
-        if len(self.tasks) > rollout.n_env // rollout.group:
+        if len(self.deal) > rollout.n_env // rollout.group:
             groups = f" in groups of rollout.group={rollout.group}" if rollout.group > 1 else ""
+            shares = f" with environment.shares of {len(self.deal)} in all" if self.environment.shares else ""
             raise ValueError(
-                f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.tasks)} tasks; "
+                f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.tasks)} tasks{shares}; "
                 f"a {'group' if groups else 'slot'} plays one task"
             )
         self.memory.make("memory")
@@ -380,6 +391,8 @@ class Config(_Strict):
             if self.data is None:
                 raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
             self.reward.bind("reward")
+        if self.data is not None and self.environment.shares:
+            raise ValueError("environment.shares does nothing where samples are played; leave it out, or data.train")
         if self.data is not None and self.agent.use == "gym":
             raise ValueError(
                 "agent.use is gym, which plays the environment and would never see the samples of data; "
@@ -391,6 +404,13 @@ class Config(_Strict):
     def tasks(self) -> list[str]:
         """What is played, by the names under which success is told."""
         return list(self.environment.tasks) if self.data is None else ["data"]
+
+    @property
+    def deal(self) -> list[str]:
+        """The tasks as slots are dealt them, in turn: each so often as its share says."""
+        shares = self.environment.shares
+        rounds = range(max(shares.values(), default=1))
+        return [task for done in rounds for task in self.tasks if shares.get(task, 1) > done]
 
     @model_validator(mode="after")
     def _critic_or_none(self) -> Config:

@@ -403,12 +403,12 @@ class Collector:
         self.tally = Tally()
         self._runner = asyncio.Runner()  # one loop for all batches: an episode waits in it from one to the next
         self._shared = Shared(config, config.rollout.n_env)
-        tasks, size = config.tasks, config.rollout.group
+        deal, size = config.deal, config.rollout.group
         self.slots: list[Slot] = []
         try:
             for index in range(config.rollout.n_env):
                 group, member = divmod(index, size)
-                task = tasks[group % len(tasks)]
+                task = deal[group % len(deal)]
                 levels = partial(self._level, task, group)
                 luck = (member,) if size > 1 else ()
                 traced = partial(self._traced, group)
