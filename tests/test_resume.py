@@ -36,13 +36,18 @@ def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("memory", ["window", "note"])
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(recipe: Path, memory: str, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize(("memory", "kills"), [("window", 5), ("note", 2)])
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
+    recipe: Path,  # noqa: F811
+    memory: str,
+    kills: int,
+    tmp_path: Path,
+) -> None:
     common = [f"steps={STEPS}", f"memory.use={memory}", "rollout.n_env=3", "rollout.e_len=4", "update.minibatch=6"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish("train", recipe, *common, f"run={whole}")
     luck = random.Random(memory)
-    for number, lines in enumerate(sorted(luck.sample(range(STEPS), 5))):
+    for number, lines in enumerate(sorted(luck.sample(range(STEPS), kills))):
         resume = ["--resume"] if number else []
         # Nothing is written before the first line but the folder itself: wait for that line at least.
         kill_after(

@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
     make = _command(commands, "make-model", "make an embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
-    make.add_argument("--model", choices=("tiny", "tiny-tools"), default="tiny", help="which one (default tiny)")
+    make.add_argument("--model", choices=("tiny", "tiny-games", "tiny-tools"), default="tiny", help="which one (default tiny)")
     make.add_argument("--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)")
     return parser
 
@@ -271,8 +271,9 @@ def _make_model(arguments: argparse.Namespace) -> int:
     from turnwise.models.make_tiny import Recipe, make_tiny
     from turnwise.models.teach_babyai import BabyAITeacher
     from turnwise.models.teach_calculator import CalculatorTeacher
+    from turnwise.models.teach_games import GamesTeacher
 
-    teachers = {"tiny": BabyAITeacher, "tiny-tools": CalculatorTeacher}
+    teachers = {"tiny": BabyAITeacher, "tiny-games": GamesTeacher, "tiny-tools": CalculatorTeacher}
     make_tiny(arguments.folder, teachers[arguments.model](), Recipe(seed=arguments.seed))
     return 0
 

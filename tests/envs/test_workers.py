@@ -102,12 +102,12 @@ def test_a_restored_slot_goes_on_wherever_its_environment_runs(renderer, workers
 # -- by schedule
 
 
-@pytest.mark.parametrize(("workers", "n_env", "e_len", "deadly"), [("thread", 40, 25, 0.0), ("process", 4, 20, 0.2)])
+@pytest.mark.parametrize(("workers", "n_env", "e_len", "deadly"), [("thread", 20, 20, 0.0), ("process", 4, 20, 0.2)])
 def test_failures_are_survived_and_counted_exactly_as_scheduled(renderer, workers, n_env, e_len, deadly):
-    """2,000 turns in threads, 160 in processes of one environment each; benchmarks/faults.py plays 10,000 in both."""
+    """800 turns in threads, 160 in processes of one environment each; benchmarks/faults.py plays 10,000 in both."""
     schedule = {"crash": 0.05, "deadly": deadly, "hang": 0.01, "garbage": 0.01}
     processes = {"processes": n_env} if workers == "process" else {}
-    # Of 25 turns in a row one in six goes well: bad luck is not to end the run.
+    # Of 20 turns in a row one in four goes well: bad luck is not to end the run.
     config = faulty(workers, schedule, n_env, e_len, timeout_s=3.0, max_failures=1000, **processes)
     batches, tallies = collect(config, renderer, 2)
     for segments, tally, foretold in zip(batches, tallies, foretell(config, 2), strict=True):

@@ -1,0 +1,61 @@
+"""Demonstrations by players that know better: they say what the expert sees, and often act at random."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from turnwise.memory.window import Window
+from turnwise.models.make_tiny import Demonstration
+from turnwise.parse import ThinkAct
+from turnwise.seeds import derive, episode_seed
+from turnwise.types import Action, Generation, Message, Observation, Turn
+
+
+def play(
+    environment: Any, cue: str, turns: int, length: int, guesses: Callable[[str], float], seed: int, task: str
+) -> Iterator[Demonstration]:
+    """So many turns, each with the prompt that a window memory of 0 to 2 turns shows.
+
+    `environment` has `expert` and `thought`; `cue` is the answer format. A level is left after `length` turns: many
+    levels teach how to read. `guesses` tells, from the instructions of a level, the share of random actions in it.
+    """
+    parser = ThinkAct(environment.actions, environment.default_action, cue=cue)
+    luck = random.Random(derive("teacher", seed, task))
+    episode = made = 0
+    while made < turns:
+        seen, _ = environment.reset(seed=episode_seed("demo", seed, task, episode))
+        episode += 1
+        past: list[Turn] = []
+        memory = Window(luck.choice((0, 1, 1, 1, 2)))
+        ended = False
+        share = guesses(seen["instructions"])
+        while not ended and len(past) < length and made < turns:
+            ask = "\n".join(part for part in (seen.get("cue", ""), parser.cue) if part)
+            observation = Observation(seen["text"], ask, seen["instructions"])
+            thought = environment.thought()
+            expert = environment.expert()
+            action = luck.choice(environment.actions) if luck.random() < share else expert
+            reply = parser.format(thought, action)
+            yield Demonstration(window_messages(memory, past, observation), reply)
+            made += 1
+            past.append(_played(observation, reply, parser.parse(reply), parser.format("", action)))
+            seen, _, terminated, truncated, _ = environment.step(action)
+            ended = terminated or truncated
+
+
+def window_messages(memory: Window, past: Sequence[Turn], observation: Observation) -> list[Message]:
+    """What the memory shows, without the ids that nobody sampled."""
+
+    async def nobody(_: list[Message]) -> str:
+        raise AssertionError("a window asks nothing")
+
+    prompt = memory.prompt(past[len(past) - memory.turns :] if memory.turns else (), len(past), observation, nobody)
+    try:
+        prompt.send(None)
+    except StopIteration as done:
+        return [{"role": message["role"], "content": message["content"]} for message in done.value]
+    raise AssertionError("a window waits for nothing")
+
+
+def _played(observation: Observation, reply: str, action: Action, bare: str) -> Turn:
+    return Turn(observation, (), Generation((), (), "stop", 0), action, 0, 0.0, reply, reply, bare)

@@ -1,0 +1,59 @@
+"""Teaches BabaIsAI, Crafter, Sokoban and FrozenLake, each played with a share of random actions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from turnwise.envs.babaisai import BabaIsAI
+from turnwise.envs.crafter import CrafterText
+from turnwise.envs.frozenlake import FrozenLakeText
+from turnwise.envs.sokoban import SokobanText
+from turnwise.models.make_tiny import Demonstration
+from turnwise.models.playing import play
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How much of a game is shown, and how poorly."""
+
+    guesses: float  # share of random actions
+    turns: int = 4_000
+    length: int = 32  # turns of a level after which another is begun
+
+
+GAMES: Mapping[str, Callable[[], Any]] = {
+    "goto_win-distr_obj": partial(BabaIsAI, "goto_win-distr_obj"),
+    "two_room-goto_win": partial(BabaIsAI, "two_room-goto_win"),
+    "two_room-goto_win-distr_obj_rule": partial(BabaIsAI, "two_room-goto_win-distr_obj_rule"),
+    "two_room-maybe_break_stop-goto_win": partial(BabaIsAI, "two_room-maybe_break_stop-goto_win"),
+    "crafter": CrafterText,
+    "sokoban": SokobanText,
+    "frozenlake": FrozenLakeText,
+    "frozenlake-slippery": partial(FrozenLakeText, slip=0.2),
+}
+
+
+@dataclass(frozen=True)
+class GamesTeacher:
+    """Plays every game of GAMES. All that it says is true; what it does is right more often than chance would have it."""
+
+    lessons: dict[str, Lesson] = field(
+        default_factory=lambda: {
+            "goto_win-distr_obj": Lesson(0.8),
+            "two_room-goto_win": Lesson(0.8),
+            "two_room-goto_win-distr_obj_rule": Lesson(0.8),
+            "two_room-maybe_break_stop-goto_win": Lesson(0.7, turns=6_000),
+            "crafter": Lesson(0.8, turns=8_000, length=300),
+            "sokoban": Lesson(0.7),
+            "frozenlake": Lesson(0.7, turns=2_000),
+            "frozenlake-slippery": Lesson(0.7, turns=2_000),
+        }
+    )
+    cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
+
+    def demonstrations(self, seed: int) -> list[Demonstration]:
+        return [one for game, lesson in self.lessons.items() for one in self._show(game, lesson, seed)]
+
+    def _show(self, game: str, lesson: Lesson, seed: int) -> list[Demonstration]:
+        return list(play(GAMES[game](), self.cue, lesson.turns, lesson.length, lambda _: lesson.guesses, seed, game))
