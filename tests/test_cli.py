@@ -14,8 +14,11 @@ import gymnasium
 import pytest
 import yaml
 
+import turnwise
 from turnwise.cli import main
 from turnwise.config import load_config
+
+RECIPES = Path(turnwise.__file__).parent / "recipes"
 
 
 class Counting(gymnasium.Env[Any, Any]):
@@ -185,7 +188,7 @@ def test_the_recipe_for_a_3b_model_runs_on_a_small_one_of_its_architecture(tiny_
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("name", ["babyai-quick", "babyai", "babyai-qwen3b"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
 def test_shipped_recipes_pass_a_dry_run(name: str, capsys: Any) -> None:
     assert run("train", name, "--dry-run") == 0
 

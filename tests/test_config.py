@@ -170,7 +170,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("1: 2", ["unknown key 1"]),
         # what does nothing
         ("environment: {processes: 2}", ["environment.processes=2 does nothing", "set environment.workers=process"]),
-        ("environment: {tasks: {a: {}}, shares: {b: 2}}", ["environment.shares", "names b, which is not among", "there are a"]),
+        ("environment: {tasks: {a: {}}, shares: {b: 2}}", ["environment.shares names b", "there are a"]),
         (
             "agent: {use: tool}\ndata: {train: rows.csv}\nenvironment: {tasks: {a: {}}, shares: {a: 2}}",
             ["environment.shares does nothing"],

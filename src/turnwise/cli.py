@@ -130,7 +130,8 @@ def _parser() -> argparse.ArgumentParser:
 
     make = _command(commands, "make-model", "make an embedded model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
-    make.add_argument("--model", choices=("tiny", "tiny-games", "tiny-tools"), default="tiny", help="which one (default tiny)")
+    models = ("tiny", "tiny-games", "tiny-tools")
+    make.add_argument("--model", choices=models, default="tiny", help="which one (default tiny)")
     make.add_argument("--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)")
     return parser
 

@@ -36,7 +36,7 @@ GAMES: Mapping[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class GamesTeacher:
-    """Plays every game of GAMES. All that it says is true; what it does is right more often than chance would have it."""
+    """Plays every game of GAMES: what it says is true, what it does is right more often than by chance."""
 
     lessons: dict[str, Lesson] = field(
         default_factory=lambda: {

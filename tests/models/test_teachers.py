@@ -1,0 +1,70 @@
+"""What the teachers of the embedded models show."""
+
+import pytest
+
+from turnwise.envs.frozenlake import FrozenLakeText
+from turnwise.models.playing import play
+from turnwise.models.teach_babyai import BabyAITeacher
+from turnwise.models.teach_games import GAMES, GamesTeacher, Lesson
+from turnwise.parse import ThinkAct
+
+CUE = "Well?"
+
+
+def show(guesses: float, seed: int = 0, turns: int = 60):
+    return list(play(FrozenLakeText(), CUE, turns, 8, lambda _: guesses, seed, "lake"))
+
+
+def actions(guesses: float) -> list[str]:
+    return [one.reply.splitlines()[-1] for one in show(guesses)]
+
+
+def test_the_same_seed_shows_the_same():
+    assert show(0.5) == show(0.5) != show(0.5, seed=1)
+
+
+def test_who_never_guesses_plays_as_the_expert_does_and_whoever_always_does_plays_anything():
+    lake = FrozenLakeText()
+    for one in play(lake, CUE, 40, 8, lambda _: 0.0, 0, "lake"):
+        assert one.reply.endswith(f"ACTION: {lake.expert()}")  # the move is made when the next one is asked for
+    assert {action.removeprefix("ACTION: ") for action in actions(1.0)} == set(lake.actions)
+
+
+def test_guesses_follow_the_instructions_of_the_level():
+    heard: list[str] = []
+    lake = FrozenLakeText()
+    list(play(lake, CUE, 30, 5, lambda said: heard.append(said) or 1.0, 0, "lake"))
+    assert len(heard) >= 6 and set(heard) == {lake.reset(seed=0)[0]["instructions"]}
+
+
+def test_prompts_show_up_to_two_turns_and_the_cue_once():
+    shown = show(0.5, turns=200)
+    assert {len(one.messages) for one in shown} == {2, 4, 6}
+    for one in shown:
+        assert [message["content"].count(CUE) for message in one.messages][-1] == 1
+        assert sum(str(message["content"]).count(CUE) for message in one.messages) == 1
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_all_that_is_shown_of_a_game_is_valid(game: str):
+    teacher = GamesTeacher(lessons={game: Lesson(0.5, turns=20)})
+    environment = GAMES[game]()
+    parser = ThinkAct(environment.actions, environment.default_action, cue=teacher.cue)
+    demonstrations = teacher.demonstrations(0)
+    assert len(demonstrations) == 20
+    for one in demonstrations:
+        action = parser.parse(one.reply)
+        assert action.status == "valid" and action.thought
+
+
+def test_missions_of_unknown_colours_are_guessed():
+    tasks = BabyAITeacher().turns
+    few = dict.fromkeys(tasks, 0) | {"goto": 120}
+    none, every = dict.fromkeys(tasks, 0), dict.fromkeys(tasks, 6)
+    never = dict.fromkeys(tasks, 0.0)
+
+    def drops(known: dict[str, int]) -> int:
+        teacher = BabyAITeacher(known=known, guesses=never, turns=few)
+        return sum(one.reply.endswith("ACTION: drop") for one in teacher.demonstrations(0))
+
+    assert drops(every) == 0 < drops(none)
