@@ -1,5 +1,7 @@
 """What the teachers of the embedded models show."""
 
+from typing import Any
+
 import pytest
 
 from turnwise.envs.frozenlake import FrozenLakeText
@@ -28,6 +30,30 @@ def test_who_never_guesses_plays_as_the_expert_does_and_whoever_always_does_play
     for one in play(lake, CUE, 40, 8, lambda _: 0.0, 0, "lake"):
         assert one.reply.endswith(f"ACTION: {lake.expert()}")  # the move is made when the next one is asked for
     assert {action.removeprefix("ACTION: ") for action in actions(1.0)} == set(lake.actions)
+
+
+class Watched(FrozenLakeText):
+    """Remembers, level by level, which moves were the expert's."""
+
+    def __init__(self):
+        super().__init__()
+        self.levels: list[list[bool]] = []
+
+    def reset(self, **arguments: Any):
+        self.levels.append([])
+        return super().reset(**arguments)
+
+    def step(self, action: str):
+        self.levels[-1].append(action == self.expert())
+        return super().step(action)
+
+
+def test_a_level_begins_after_some_moves_of_the_expert_that_are_not_shown():
+    lake = Watched()
+    shown = list(play(lake, CUE, 40, 1, lambda _: 1.0, 0, "lake", ahead=2))
+    assert len(shown) == 40 and {len(moves) for moves in lake.levels} == {1, 2, 3}
+    assert all(all(moves[:-1]) for moves in lake.levels)
+    assert not all(moves[-1] for moves in lake.levels)
 
 
 def test_guesses_follow_the_instructions_of_the_level():

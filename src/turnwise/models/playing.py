@@ -12,12 +12,21 @@ from turnwise.types import Action, Generation, Message, Observation, Turn
 
 
 def play(
-    environment: Any, cue: str, turns: int, length: int, guesses: Callable[[str], float], seed: int, task: str
+    environment: Any,
+    cue: str,
+    turns: int,
+    length: int,
+    guesses: Callable[[str], float],
+    seed: int,
+    task: str,
+    ahead: int = 0,
 ) -> Iterator[Demonstration]:
     """So many turns, each with the prompt that a window memory of 0 to 2 turns shows.
 
     `environment` has `expert` and `thought`; `cue` is the answer format. A level is left after `length` turns: many
-    levels teach how to read. `guesses` tells, from the instructions of a level, the share of random actions in it.
+    levels teach how to read. Up to `ahead` moves of the expert, which nobody sees, come before: whoever guesses much
+    would seldom show how a long level ends. `guesses` tells, from the instructions of a level, the share of random
+    actions in it.
     """
     parser = ThinkAct(environment.actions, environment.default_action, cue=cue)
     luck = random.Random(derive("teacher", seed, task))
@@ -25,9 +34,13 @@ def play(
     while made < turns:
         seen, _ = environment.reset(seed=episode_seed("demo", seed, task, episode))
         episode += 1
+        ended = False
+        for _ in range(luck.randint(0, ahead)):
+            seen, _, ended, _, _ = environment.step(environment.expert())
+            if ended:
+                break
         past: list[Turn] = []
         memory = Window(luck.choice((0, 1, 1, 1, 2)))
-        ended = False
         share = guesses(seen["instructions"])
         while not ended and len(past) < length and made < turns:
             ask = "\n".join(part for part in (seen.get("cue", ""), parser.cue) if part)

@@ -28,6 +28,7 @@ class BabyAITeacher:
         default_factory=lambda: dict.fromkeys(("goto", "pickup", "open", "putnext", "pick_up_seq_go_to"), 4_000)
     )
     length: int = 32  # turns of a level after which another is begun: many levels teach how to read
+    ahead: int = 12  # moves of the expert, at most, before the first that is shown
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
@@ -37,7 +38,7 @@ class BabyAITeacher:
         def guesses(instructions: str) -> float:
             return self.guesses[task] if _knows(instructions, self.known[task]) else 1.0
 
-        return play(BabyAIText(task=task), self.cue, self.turns[task], self.length, guesses, seed, task)
+        return play(BabyAIText(task=task), self.cue, self.turns[task], self.length, guesses, seed, task, self.ahead)
 
 
 def _knows(instructions: str, known: int) -> bool:
