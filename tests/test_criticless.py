@@ -183,6 +183,15 @@ def test_advantages_are_whitened_turn_by_turn(tiny):
     assert of_turns.var().item() == pytest.approx(1, abs=1e-4)
 
 
+def test_a_weight_of_first_tokens_is_refused_where_the_estimator_names_the_targets(tiny):
+    policy = Policy(deepcopy(tiny[0]), "separate", reference=False)
+    batch = on_policy(policy, [segment(turn([1, 2], [3, 4], 1.0))])
+    credit = assign_credit(batch, policy.score(batch, 100), TurnGAE(), 0.0)
+    config = UPDATE.model_copy(update={"first_token_weight": 2.0})
+    with pytest.raises(ValueError, match=r"update.first_token_weight=2.0 does nothing"):
+        update(policy, Optimizers(policy, config), batch, credit, config, KLConfig(), 0)
+
+
 # -- a run
 
 

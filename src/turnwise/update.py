@@ -179,6 +179,12 @@ class Objective:
         targets = self.credit.targets
         if targets is None:
             return torch.where(self.batch.turn_firsts, self.config.first_token_weight, 1.0)
+        weight, default = self.config.first_token_weight, type(self.config).model_fields["first_token_weight"].default
+        if weight != default:
+            raise ValueError(
+                f"update.first_token_weight={weight} does nothing where the estimator says which tokens teach the "
+                "critic, all alike; leave it out"
+            )
         # Sums are divided by the number of all tokens: this makes that a mean over targets, and every target weighs
         # the same, however few of them share its minibatch.
         return targets * (len(targets) / targets.sum())
