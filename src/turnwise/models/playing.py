@@ -25,8 +25,8 @@ def play(
 
     `environment` has `expert` and `thought`; `cue` is the answer format. A level is left after `length` turns: many
     levels teach how to read. Up to `ahead` moves of the expert, which nobody sees, come before: whoever guesses much
-    would seldom show how a long level ends. `guesses` tells, from the instructions of a level, the share of random
-    actions in it.
+    would seldom show how a long level ends. `guesses` tells how often a random action is shown instead of the
+    expert's, which it is given.
     """
     parser = ThinkAct(environment.actions, environment.default_action, cue=cue)
     luck = random.Random(derive("teacher", seed, task))
@@ -41,13 +41,12 @@ def play(
                 break
         past: list[Turn] = []
         memory = Window(luck.choice((0, 1, 1, 1, 2)))
-        share = guesses(seen["instructions"])
         while not ended and len(past) < length and made < turns:
             ask = "\n".join(part for part in (seen.get("cue", ""), parser.cue) if part)
             observation = Observation(seen["text"], ask, seen["instructions"])
             thought = environment.thought()
             expert = environment.expert()
-            action = luck.choice(environment.actions) if luck.random() < share else expert
+            action = luck.choice(environment.actions) if luck.random() < guesses(expert) else expert
             reply = parser.format(thought, action)
             yield Demonstration(window_messages(memory, past, observation), reply)
             made += 1
