@@ -15,7 +15,7 @@ from turnwise.config import Config, parse_config
 from turnwise.engines.local import LocalEngine
 from turnwise.render import Renderer
 from turnwise.rollout import Collector
-from turnwise.tools import function_tool
+from turnwise.tools import ToolResponse, function_tool
 from turnwise.types import Segment
 
 
@@ -47,6 +47,12 @@ def shout() -> str:
 def bribe() -> tuple[str, float]:
     """Give a reward that is no number."""
     return "here", float("nan")
+
+
+@function_tool
+def photograph() -> ToolResponse:
+    """Make a picture."""
+    return ToolResponse("Done.", image=[b"png"])
 
 
 @function_tool
@@ -154,6 +160,11 @@ def test_a_reward_that_is_no_number_loses_the_episode_and_nothing_else(renderer)
     assert [(one.slot, one.episode) for one in segments] == [(0, 1), (1, 0)]
     assert (collector.tally.failures, collector.tally.dropped_turns) == (1, 1)
     assert "bribe" in collector.tally.last_failure
+
+
+def test_a_model_that_reads_text_alone_is_told_of_a_picture(renderer):
+    (_, engine, _) = play(renderer, [call("photograph"), "#### 7"], "photograph")
+    assert "Done.\n[image: not shown, as you read text alone]" in engine.prompts[1]
 
 
 def test_what_tools_give_is_earned_by_the_turn_that_called(renderer):

@@ -88,7 +88,7 @@ class ToolAgent:
                 if malformed > self._max_malformed_turns:
                     return ()
                 results = await box.run(parsed.calls, session.turns, chat.messages, session.span)
-                chat.answer(parsed.calls, [result.response.text or "" for result in results])
+                chat.answer(parsed.calls, [result.response.for_readers() for result in results])
                 session.reward(sum(result.reward for result in results))
                 for result in results:
                     session.count(f"tools/{result.status}")

@@ -78,6 +78,11 @@ class ToolResponse:
     def is_text_only(self) -> bool:
         return bool(self.text) and not (self.image or self.video)
 
+    def for_readers(self) -> str:
+        """What a model that cannot see is told."""
+        unseen = [f"[{kind}: not shown, as you read text alone]" for kind in ("image", "video") if getattr(self, kind)]
+        return "\n".join([self.text or "", *unseen]).removeprefix("\n")
+
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
