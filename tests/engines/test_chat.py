@@ -139,7 +139,7 @@ def test_through_a_server_the_embedded_model_plays_the_same_episodes():
         environment={"tasks": {"goto": {"task": "goto"}}},
         parser={"cue": "Answer with THINK: and ACTION:"},
         rollout={"max_prompt_tokens": 256, "max_reply_tokens": 32},
-        evaluation={"episodes": 3, "slots": 3, "temperature": 0},
+        evaluation={"episodes": 2, "slots": 2, "temperature": 0},
     )
     engine, renderer = open_player(config, None)
     local = play_held_out(config, engine, renderer)
@@ -157,14 +157,13 @@ def test_through_a_server_the_embedded_model_plays_the_same_episodes():
         hosted_config = config.model_copy(update={"model": config.model.model_copy(update={"path": f"{url}#tiny"})})
         hosted = play_held_out(hosted_config, *open_player(hosted_config, None))
 
-    assert len(hosted) == len(local) == 3
+    assert len(hosted) == len(local) == 2
     for ours, theirs in zip(local, hosted, strict=True):
         (one,), (other,) = ours.segments, theirs.segments
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
         assert [turn.action for turn in one.turns] == [turn.action for turn in other.turns]
         assert one.outcome == other.outcome
-    assert (
-        sum(slot.segments[0].outcome is not None and slot.segments[0].outcome.success is True for slot in hosted) >= 1
-    )
+    valid = [turn.action.status == "valid" for slot in hosted for turn in slot.segments[0].turns if turn.action]
+    assert sum(valid) > 0.9 * len(valid) > 0  # so these are replies that mean something
     assert len(seen) == sum(len(slot.segments[0].turns) for slot in local)
     assert {request["key"] for request in seen} == {"Bearer none"}
