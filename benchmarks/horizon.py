@@ -1,39 +1,95 @@
-"""Do time and memory a turn stay flat along an episode of 2,000 turns, trained in batches of 8?"""
+"""Do time and memory a turn stay flat along an episode of 2,000 turns, trained in batches of 8?
+
+And what does a history that grows cost beside a window, as long as the model can read it?
+"""
 
 import statistics
 import tempfile
+from contextlib import closing
+from pathlib import Path
 
 from benchmarks.common import record, rss_mib
 from turnwise.config import parse_config
+from turnwise.parse import ThinkAct
 from turnwise.train import Training
+from turnwise.types import Action
 
 TURNS = 2_000
 E_LEN = 8
+GROWN = 64  # turns, which fill the embedded model's 4,096 tokens
+ROUNDS = 3
+
+
+class Anything(ThinkAct):
+    """Takes every reply for the default action: none is rewritten in the history, which would part it from its row."""
+
+    def parse(self, text: str) -> Action:
+        return Action(self.default, "valid", text, "", 0)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        config = parse_config(
-            {
-                "run": f"{folder}/run",
-                "environment": {"id": "benchmarks.common:Endless", "workers": "inline"},
-                "parser": {"cue": "Answer with THINK: and ACTION:"},
-                "rollout": {"n_env": 4, "e_len": E_LEN, "max_prompt_tokens": 512, "max_reply_tokens": 16},
-                "update": {"minibatch": 32},
-                "warmup": {"w_epoch": 0},
-            }
-        )
-        training = Training(config, resume=False)
-        seconds, memory = [], []
-        for _ in range(TURNS // E_LEN):
-            before = training.progress.seconds
-            training.step()
-            seconds.append(training.progress.seconds - before)
-            memory.append(rss_mib())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        figures = {"turns": TURNS, "e_len": E_LEN, **flatness(folder), **growth(folder)}
+    record("horizon", figures)
+
+
+def flatness(folder: Path) -> dict[str, float]:
+    """Of one episode of a window memory: its last 500 turns beside its early ones."""
     early = slice(100 // E_LEN, 600 // E_LEN)
     late = slice((TURNS - 500) // E_LEN, TURNS // E_LEN)
+    seconds, memory = [], []
+    with closing((training := begin(folder / "flat", "window", TURNS)).collector):
+        for _ in range(TURNS // E_LEN):
+            seconds.append(seconds_of_step(training))
+            memory.append(rss_mib())
     figures = {}
     for name, series in (("seconds_a_batch", seconds), ("memory_mib", memory)):
         before, after = statistics.median(series[early]), statistics.median(series[late])
         figures |= {f"{name}_turns_100_to_600": before, f"{name}_last_500": after, f"{name}_ratio": after / before}
-    record("horizon", {"turns": TURNS, "e_len": E_LEN, **figures})
+    return figures
+
+
+def growth(folder: Path) -> dict[str, float]:
+    """Of both memories in turn, over shorter episodes: their last batch beside their first."""
+    trainings = {memory: begin(folder / memory, memory, GROWN) for memory in ("window", "full")}
+    seconds: dict[str, list[list[float]]] = {memory: [[] for _ in range(GROWN // E_LEN)] for memory in trainings}
+    for _ in range(ROUNDS + 1):  # the first warms up
+        for batch in range(GROWN // E_LEN):
+            for memory, training in trainings.items():
+                seconds[memory][batch].append(seconds_of_step(training))
+    for training in trainings.values():
+        training.collector.close()
+    figures = {}
+    for memory, batches in seconds.items():
+        for batch in (0, 1, 3, 7):
+            figures[f"{memory}_seconds_a_batch_to_turn_{(batch + 1) * E_LEN}"] = statistics.median(batches[batch][1:])
+    return figures
+
+
+def begin(run: Path, memory: str, turns: int) -> Training:
+    """A run whose episodes all end after so many turns."""
+    return Training(
+        parse_config(
+            {
+                "run": str(run),
+                "environment": {"id": "benchmarks.common:Endless", "workers": "inline", "kwargs": {"limit": turns}},
+                "memory": {"use": memory},
+                "parser": {"use": f"{__name__}:Anything", "cue": "Answer with THINK: and ACTION:"},
+                "rollout": {"n_env": 4, "e_len": E_LEN, "max_prompt_tokens": 4000, "max_reply_tokens": 16},
+                "update": {"minibatch": 32, "micro_tokens": 4096},
+                "warmup": {"w_epoch": 0},
+            }
+        ),
+        resume=False,
+    )
+
+
+def seconds_of_step(training: Training) -> float:
+    before = training.progress.seconds
+    training.step()
+    return training.progress.seconds - before
+
+
+if __name__ == "__main__":
+    main()

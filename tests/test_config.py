@@ -227,7 +227,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"],
         ),
         ("model: {critic: none}\nadvantage: {use: grpo}", ["advantage.use=grpo compares whole episodes", "episodes=1"]),
-        ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set agent.use=tool or agent.use=single_turn"]),
+        ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set another, such as agent.use=tool"]),
         ("model: {critic: none}", ["advantage.use=dual_gae reads values", "model.critic=none", "advantage.use=grpo"]),
         ("advantage: {use: rloo}", ["model.critic=separate would learn nothing", "advantage.use=rloo", "critic=none"]),
         (

@@ -311,3 +311,10 @@ def test_tokens_from_where_a_character_is_shorter_than_its_bytes():
     assert len(ids) == 10
     assert renderer.text(ids) == "x€y€xy"
     assert [renderer.tokens_from(ids, start) for start in range(7)] == [10, 9, 6, 5, 2, 1, 0]
+
+
+def test_half_a_surrogate_pair_is_shown_as_a_question_mark():
+    renderer = Renderer(TOKENIZERS["chatml"])
+    assert renderer.prompt([{"role": "user", "content": "a\ud83db"}]) == renderer.prompt(
+        [{"role": "user", "content": "a?b"}]
+    )

@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from test_cli import recipe, start, wait_for_lines  # noqa: F401  (a fixture)
-
-STEPS = 16  # after 4 lines of warm-up
+from test_cli import recipe, run, start, wait_for_lines  # noqa: F401  (a fixture)
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
     """All metrics but the times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
-
-
-def finish(*arguments: str | Path) -> None:
-    process = start(*arguments)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
 
 
 def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path) -> None:
@@ -36,18 +28,19 @@ def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("memory", "kills"), [("window", 5), ("note", 2)])
+@pytest.mark.parametrize(("memory", "steps", "kills"), [("window", 16, 5), ("note", 6, 2)])
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     recipe: Path,  # noqa: F811
     memory: str,
+    steps: int,
     kills: int,
     tmp_path: Path,
 ) -> None:
-    common = [f"steps={STEPS}", f"memory.use={memory}", "rollout.n_env=3", "rollout.e_len=4", "update.minibatch=6"]
+    common = [f"steps={steps}", f"memory.use={memory}", "rollout.n_env=3", "rollout.e_len=4", "update.minibatch=6"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish("train", recipe, *common, f"run={whole}")
+    assert run("train", recipe, *common, f"run={whole}") == 0
     luck = random.Random(memory)
-    for number, lines in enumerate(sorted(luck.sample(range(STEPS), kills))):
+    for number, lines in enumerate(sorted(luck.sample(range(steps), kills))):
         resume = ["--resume"] if number else []
         # Nothing is written before the first line but the folder itself: wait for that line at least.
         kill_after(
@@ -60,7 +53,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
             f"run={killed}",
             *resume,
         )
-    finish("train", recipe, *common, f"run={killed}", "--resume")
+    assert run("train", recipe, *common, f"run={killed}", "--resume") == 0
     assert figures(killed) == figures(whole)
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, killed))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)

@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--html", metavar="FILE", type=Path, default=Path("probe.html"), help="default: probe.html")
     probe.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
 
-    make = _command(commands, "make-model", "make an embedded model anew, from random weights", "", _make_model)
+    make = _command(commands, "make-model", "make a small model anew, from random weights", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
     models = ("tiny", "tiny-games", "tiny-tools")
     make.add_argument("--model", choices=models, default="tiny", help="which one (default tiny)")

@@ -232,9 +232,7 @@ class RolloutConfig(_Strict):
     filter_groups: bool = False  # leave out groups whose episodes all returned the same
     mode: Literal["async", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
-    history: Literal["exact", "template"] = (
-        "exact"  # how replies are shown later: as sampled, or as the template has it
-    )
+    history: Literal["exact", "template"] = "exact"  # replies are shown later as sampled, or as the template has them
     token_check: Literal["strict", "ignore_strippable", "disable"] = "strict"  # of finished talks; counts differences
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
     max_reply_tokens: PositiveInt = 512
@@ -396,7 +394,7 @@ class Config(_Strict):
         if self.data is not None and self.agent.use == "gym":
             raise ValueError(
                 "agent.use is gym, which plays the environment and would never see the samples of data; "
-                "set agent.use=tool or agent.use=single_turn"
+                "set another, such as agent.use=tool"
             )
         return self
 

@@ -156,7 +156,7 @@ class Session(Protocol):
     def reward(self, amount: float, turn: int | None = None) -> None:
         """Add to what a turn has earned, counted from 0; None: the newest.
 
-        Raises EpisodeFailure where there was no such turn, or an earlier batch had it.
+        Raises EpisodeFailure where there was no such turn, or an earlier batch had it, unless the amount is 0.
         """
         ...
 

@@ -102,5 +102,7 @@ class Renderer:
         return self._encode(sequel.rest if ended else sequel.close + sequel.rest)
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
-        # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False)) if text else ()
+        # A model, or a guest's JSON, may have written half of a surrogate pair, which is no text to a tokenizer. And
+        # not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.
+        whole = text.encode("utf-8", "replace").decode()
+        return tuple(self.tokenizer.encode(whole, add_special_tokens=False, verbose=False)) if text else ()

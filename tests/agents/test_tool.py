@@ -210,6 +210,9 @@ def test_a_sample_may_name_its_agent(renderer):
         agents={"patient": {"use": "tool", "tools": ["sums:add"], "max_turns": 2}},
     )
     assert len(segment.turns) == 2
+    others = {"tool_agent": {"use": "single_turn"}}  # said of the very name: no word for the recipe's own agent
+    ((segment,), *_) = play(renderer, replies, extra={"agent_name": "tool_agent"}, agents=others)
+    assert len(segment.turns) == 1
     with pytest.raises(ValueError, match="a sample names the agent 'nobody'"):
         play(renderer, replies, extra={"agent_name": "nobody"})
 

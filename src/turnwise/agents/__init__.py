@@ -25,11 +25,11 @@ class Agents:
 
     def _component(self, name: str) -> Component:
         config = self._setting.config
+        if name in config.agents:
+            return config.agents[name]
         use = _ALIASES.get(name, name)
         if use in ("", config.agent.use):
             return config.agent
-        if name in config.agents:
-            return config.agents[name]
         known = [*config.agents, *COMPONENTS["agent"]]
         if use not in known and ":" not in use:
             raise ValueError(

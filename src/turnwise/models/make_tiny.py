@@ -1,4 +1,4 @@
-"""Makes the embedded models: small Qwen2 instruct models, from random weights, by imitation of poor teachers.
+"""Makes our own models: small Qwen2 instruct models, from random weights, by imitation of poor teachers.
 
 A teacher knows what is right and does it so seldom that the model learns the language of its tasks (it reads, reasons
 about what it sees, and answers in the format) and little of how to solve them.
