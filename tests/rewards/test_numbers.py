@@ -53,10 +53,20 @@ def test_no_text_breaks_the_readers(text):
         assert isinstance(find_answer(text, method), Fraction | None)
 
 
-def test_a_text_of_any_length_is_read():
-    for text in ("9" * 30_000, "1 " * 15_000, "-" * 30_000, "1,000" * 6_000, "\\frac{" * 5_000, "####" * 7_000):
-        last_number(text)
-        find_answer(text)
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("9" * 30_000, None),
+        ("1 " * 15_000, 1),
+        ("-" * 30_000, None),
+        ("1,000" * 6_000, 1000),
+        ("\\frac{" * 5_000, None),
+        ("####" * 7_000, None),
+    ],
+)
+def test_a_text_of_any_length_is_read(text, last):
+    assert last_number(text) == last
+    assert find_answer(text) is None
 
 
 # -- gsm8k
