@@ -2,12 +2,25 @@
 
 import sys
 
-from benchmarks import collect, credit, faults, horizon, sample, slow_slot, stepping, tool_latency, train_step, update
+from benchmarks import (
+    collect,
+    credit,
+    faults,
+    horizon,
+    profile,
+    sample,
+    slow_slot,
+    stepping,
+    tool_latency,
+    train_step,
+    update,
+)
 
 QUICK = {
     "credit": credit.main,
     "collect": collect.main,
     "update": update.main,
+    "profile": profile.main,
     "horizon": horizon.main,
     "slow_slot": slow_slot.main,
     "stepping": stepping.main,

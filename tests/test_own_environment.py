@@ -1,25 +1,21 @@
 """The page on own environments is run as it stands: its files, its snippet and its commands."""
 
-import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
+from pages import blocks, write_files
 
 from turnwise.cli import main
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-environment.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = blocks("own-environment.md")
 SMALL = ["rollout.n_env=2", "rollout.e_len=4", "rollout.max_reply_tokens=4", "update.minibatch=8", "warmup.w_epoch=0"]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The page's files in a folder of their own."""
-    for _, text in BLOCKS:
-        if named := re.match(r"# ([\w.]+)\n", text):
-            (tmp_path / named[1]).write_text(text)
+    write_files(BLOCKS, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path

@@ -14,6 +14,7 @@ import pytest
 from helpers import Counter, Scripted, make_tokenizer, play_config
 
 from turnwise.engines.local import LocalEngine
+from turnwise.failures import EpisodeFailure
 from turnwise.render import Renderer
 from turnwise.rollout import Collector
 from turnwise.types import Action, Ending, Message, Observation, Segment, Turn
@@ -979,3 +980,55 @@ def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer
 def test_an_episode_without_a_turn_is_a_failure(renderer):
     with pytest.raises(ValueError, match=r"ended an episode without a turn.*in a row"):
         Collector(reading(turns=0), renderer).collect(Scripted(renderer))
+
+
+# -- calls that are given up while they wait for the next batch
+
+
+class Hasty:
+    """Gives up the first call that has to wait; then its first episode fails, or asks once more."""
+
+    given_up: asyncio.Event  # only now does the other slot play on
+
+    def __init__(self, setting: Any, fails: bool):
+        self.codec, self.fails = setting.codec, fails
+
+    async def run(self, session: Any) -> Ending:
+        prompt = self.codec.prompt([{"role": "user", "content": session.name}])
+        if session.name.endswith("/1/0"):
+            await self.given_up.wait()
+        for _ in range(2):
+            await self._turn(session, prompt)
+            if session.name.endswith("/0/0") and not self.given_up.is_set():
+                await self._give_up(session, prompt)
+        return Ending(prompt)
+
+    async def _turn(self, session: Any, prompt: tuple[int, ...]) -> None:
+        reply = await session.generate(prompt)
+        text = self.codec.text(reply.token_ids)
+        session.record(Turn(Observation(""), prompt, reply, Action(text, "valid", text, "", 0), 0, 0.5, *[text] * 3))
+
+    async def _give_up(self, session: Any, prompt: tuple[int, ...]) -> None:
+        waits = asyncio.create_task(session.generate(prompt))
+        for _ in range(5):  # so that the slot has seen it wait
+            await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.wait([waits])
+        self.given_up.set()
+        if self.fails:
+            raise EpisodeFailure("it could not wait")
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_that_is_given_up_between_batches_harms_no_batch(renderer, mode, fails):
+    Hasty.given_up = asyncio.Event()
+    agent, rollout = {"use": f"{__name__}:Hasty", "fails": fails}, {"n_env": 2, "e_len": 1, "mode": mode}
+    collector = Collector(play_config(agent=agent, rollout=rollout), renderer)
+    engine = Scripted(renderer, ["yes"])
+    batches = [collector.collect(engine) for _ in range(3)]
+    assert Hasty.given_up.is_set()
+    for segments in batches:
+        assert [len(acted(segments, slot)) for slot in range(2)] == [1, 1]
+    first = [segments[0].episode for segments in batches]
+    assert first == ([1, 1, 2] if fails else [0, 0, 1])

@@ -150,10 +150,10 @@ class Slot:
 
     async def _play(self, engine: Engine, full: Callable[[], bool]) -> None:
         self._engine, self._full = engine, full
-        self._news.clear()
         held, self._held = self._held, []
         for one in held:
-            one.go.set_result(None)
+            if not one.go.done():  # its call may have been given up
+                one.go.set_result(None)
         while not (full() and (self._playing is None or self._held)):
             if self._playing is None:
                 self._playing = asyncio.create_task(self._play_on())
@@ -459,11 +459,11 @@ class Collector:
         rollout, turns = self.config.rollout, self.config.rollout.e_len
         if rollout.episodes is not None:
             await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
-        elif rollout.mode == "async":
-            await play_all(slot.play(engine, turns) for slot in self.slots)
         else:
+            lockstep = rollout.mode == "lockstep"
+            # Without it too this may take more than one pass: an episode may fail while it waits for the other slots.
             while short := [slot for slot in self.slots if slot.collected < turns]:
-                await play_all(slot.play(engine, slot.collected + 1) for slot in short)
+                await play_all(slot.play(engine, slot.collected + 1 if lockstep else turns) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
 
     def _align(self) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -113,6 +114,14 @@ async def sleeper() -> None:
     await asyncio.sleep(3600)
 
 
+async def stubborn() -> None:
+    """Does not stop when it is told to."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(3600)
+    await asyncio.sleep(5)
+    HEARD.append((0, {}))
+
+
 def crasher(base_url: str) -> None:
     raise RuntimeError("no money left")
 
@@ -121,6 +130,12 @@ def teller(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> A
     """Returns a reward that is none."""
     client(base_url, api_key).chat.completions.create(model=model, messages=sample["prompt"])
     return float("nan")
+
+
+def boaster(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> Any:
+    """Returns a reward that is a number, and not a finite one as floats go."""
+    client(base_url, api_key).chat.completions.create(model=model, messages=sample["prompt"])
+    return 10**400
 
 
 REFUSED: list[tuple[str, Any, str]] = [
@@ -149,12 +164,38 @@ def clumsy(base_url: str, session: str, model: str, sample: dict[str, Any]) -> N
     assert post(f"{base_url}/chat/completions", json.dumps(good).encode())[0] == 200
 
 
+def hearer(base_url: str, model: str, sample: dict[str, Any]) -> None:
+    """Asks once, with a tool whose parameters the sample may tell, and keeps what it hears."""
+    parameters = sample["extra"].get("parameters", {})
+    tool = {"type": "function", "function": {**SCHEMA["function"], "parameters": parameters}}
+    body = {"model": model, "messages": sample["prompt"], "tools": [tool]}
+    status, said = post(f"{base_url}/chat/completions", json.dumps(body).encode())
+    HEARD.append((status, said["choices"][0]["message"]))
+
+
+def digger(base_url: str, model: str, sample: dict[str, Any]) -> None:
+    """Claims a call whose arguments are deep; and then asks as it should."""
+    function = {"name": "add", "arguments": "[" * 100_000}
+    claim = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+    body = {"model": model, "messages": [*sample["prompt"], claim]}
+    HEARD.append(post(f"{base_url}/chat/completions", json.dumps(body).encode()))
+    post(f"{base_url}/chat/completions", json.dumps({**body, "messages": sample["prompt"]}).encode())
+
+
+def quitter(base_url: str, session: str, model: str, sample: dict[str, Any]) -> None:
+    """Ends its episode by itself, and does not return."""
+    post(f"{base_url}/chat/completions", json.dumps({"model": model, "messages": sample["prompt"]}).encode())
+    post(f"{session}/end", b'{"end": "terminated"}')
+    threading.Event().wait(600)
+
+
 def payer(base_url: str, session: str, model: str, sample: dict[str, Any]) -> None:
     """Rewards its turns, and ends its episode by itself."""
     body = json.dumps({"model": model, "messages": sample["prompt"]}).encode()
     for _ in range(3):
         post(f"{base_url}/chat/completions", body)
-    for told in ({"value": 1.5, "turn": 1}, {"value": 0.5}, {"value": 9, "turn": 3}, {"value": "much"}):
+    wrong = ({"value": 9, "turn": 3}, {"value": "much"}, {"value": 10**400})
+    for told in ({"value": 1.5, "turn": 1}, {"value": 0.5}, *wrong):
         HEARD.append(post(f"{session}/reward", json.dumps(told).encode()))
     post(f"{session}/end", b'{"end": "truncated"}')
     threading.Event().wait(600)

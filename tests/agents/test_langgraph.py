@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from helpers import Scripted, make_tokenizer
-from sums import HERMES
-from test_openai import adds, assert_same, config
+from sums import HERMES, adds, assert_same, call, config
 
 from turnwise.batch import pack
 from turnwise.render import Renderer
 from turnwise.rollout import Collector
+from turnwise.tools import ToolResponse, function_tool
 from turnwise.types import Segment
 
 pytest.importorskip("langgraph.prebuilt")
@@ -74,6 +74,30 @@ def chatty(model: Any) -> Any:
     return graph
 
 
+def messy(model: Any) -> Any:
+    raise KeyError("a builder of mine")
+
+
+class Listing:
+    """What looks like a graph, whose state is no mapping."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    async def ainvoke(self, given: dict[str, Any], _: Any) -> list[Any]:
+        return [await self.model.ainvoke(given["messages"])]
+
+
+def greedy(whatever: Any) -> Any:
+    """Asks for what there is not."""
+
+
+@function_tool
+def photograph() -> ToolResponse:
+    """Make a picture."""
+    return ToolResponse("Done.", image=[b"png"])
+
+
 def broken(model: Any) -> Any:
     from langgraph.graph import START, MessagesState, StateGraph
 
@@ -110,9 +134,40 @@ def test_a_graph_of_ones_own_sees_the_record_of_its_turns(renderer):
     assert all(len(seen["logprobs"]) == len(seen["token_ids"]) for seen in SEEN)
 
 
-def test_a_graph_that_fails_loses_its_episode_and_one_too_long_is_truncated(renderer):
-    with pytest.raises(ValueError, match="failed: KeyError: 'a node of mine'"):
-        play(renderer, graph_of(graph=f"{__name__}:broken"), environment={"max_failures": 1})
+@pytest.mark.parametrize(("graph", "said"), [("messy", "a builder of mine"), ("broken", "a node of mine")])
+def test_a_graph_that_fails_loses_its_episode(renderer, graph, said):
+    with pytest.raises(ValueError, match=rf"failed: KeyError: '{said}' \(1 times in a row"):
+        play(renderer, graph_of(graph=f"{__name__}:{graph}"), environment={"max_failures": 1})
+
+
+def test_a_state_that_is_no_mapping_has_no_reward(renderer):
+    segments = play(renderer, graph_of(graph=f"{__name__}:Listing"), reward=None)
+    assert [turn.reward for one in segments for turn in one.turns] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [("greedy", "asks for whatever; it can ask for model, tools, sample"), ("SEEN", "is no function")],
+)
+def test_mistakes_are_told_before_anything_is_played(renderer, graph, said):
+    with pytest.raises(ValueError, match=said):
+        Collector(config(graph_of(graph=f"{__name__}:{graph}")), renderer)
+
+
+def test_a_model_that_reads_text_alone_is_told_of_a_picture(renderer):
+    engine = Scripted(renderer, [call("photograph"), "#### 7"])
+    Collector(config(graph_of(tools=[f"{__name__}:photograph"])), renderer).collect(engine)
+    assert "Done.\n[image: not shown, as you read text alone]" in engine.prompts[1]
+
+
+def test_a_tool_is_traced_in_its_turn(renderer):
+    collector = Collector(config(graph_of(), log={"traces": ["jsonl"], "trace_every": 1}), renderer)
+    collector.collect(Scripted(renderer, adds))
+    (trace,) = collector.tally.traces
+    assert [[span.name for span in turn.spans] for turn in trace.recording.turns] == [["add"], []]
+
+
+def test_an_episode_that_is_too_long_is_truncated(renderer):
     for segment in play(renderer, graph_of(max_turns=1)):
         assert (len(segment.turns), segment.end) == (1, "truncated")
         assert "<tool_response>" in renderer.tokenizer.decode(segment.final_prompt_ids)

@@ -9,12 +9,10 @@ from typing import Any
 
 import guests
 import pytest
-import torch
 from helpers import Scripted, make_tokenizer
-from sums import HERMES, call
+from sums import HERMES, adds, assert_same, call, config
 
 from turnwise.batch import pack
-from turnwise.config import Config, parse_config
 from turnwise.engines.local import LocalEngine
 from turnwise.render import Renderer
 from turnwise.rollout import Collector
@@ -26,43 +24,9 @@ def renderer() -> Renderer:
     return Renderer(make_tokenizer(HERMES))
 
 
-def config(agent: str | dict[str, Any], rollout: dict[str, Any] | None = None, **tree: Any) -> Config:
-    """`agent` is the name of a program among the guests, or the keys of an agent."""
-    if isinstance(agent, str):
-        agent = {"function": f"guests:{agent}"}
-    return parse_config(
-        {
-            "agent": {"use": "openai", **({"timeout_s": 600} if "use" not in agent else {}), **agent},
-            "data": {"generate": {"use": "sums:Rows", **tree.pop("rows", {})}},
-            "reward": {"use": "gsm8k"},
-            "rollout": {"n_env": 1, "episodes": 1, "max_prompt_tokens": 4000, **(rollout or {})},
-            "update": {"minibatch": 1},
-            **tree,
-        }
-    )
-
-
 def play(renderer: Renderer, replies: Any, agent: Any, **tree: Any) -> tuple[list[Segment], Scripted, Collector]:
     collector, engine = Collector(config(agent, **tree), renderer), Scripted(renderer, replies)
     return collector.collect(engine), engine, collector
-
-
-def adds(prompt: str, _: int) -> str:
-    question = int(prompt.split("What is ")[1].split()[0])
-    if "<tool_response>" not in prompt:
-        return f"Let me see. {call('add', a=question, b=1)}"
-    return f"#### {prompt.split('<tool_response>')[1].split('</tool_response>')[0].strip()}"
-
-
-def assert_same(segments: list[Segment], others: list[Segment]) -> None:
-    """The same turns, and so the same tensors."""
-    for one, other in zip(segments, others, strict=True):
-        assert (one.turns, one.end, one.final_prompt_ids) == (other.turns, other.end, other.final_prompt_ids)
-        assert one.outcome and other.outcome and one.outcome.success == other.outcome.success
-    left, right = vars(pack(segments)), vars(pack(others))
-    for name, value in left.items():
-        same = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
-        assert same or name == "segments", name
 
 
 @pytest.mark.parametrize("program", ["tool_loop", "streaming_loop"])
@@ -109,6 +73,27 @@ def test_an_edited_reply_opens_a_row_and_what_a_program_returns_is_earned(render
     assert [turn.reward for turn in segment.turns] == [0.0, 0.5]
     assert "I was edited." in engine.prompts[1] and "#### 1" not in engine.prompts[1]
     assert len(pack([segment]).row_lengths) == 2
+
+
+def test_a_call_that_cannot_be_read_is_counted_and_not_made(renderer):
+    good, bad = call("add", a=1, b=2), "<tool_call>\n{nonsense}\n</tool_call>"
+    guests.HEARD.clear()
+    (alone, beside), *_ = play(renderer, [f"Hm. {bad}", f"Hm. {bad} {good}"], "hearer", rollout={"episodes": 2})
+    (_, first), (_, second) = guests.HEARD
+    assert "nonsense" in first["content"] and "tool_calls" not in first
+    assert second["content"] == "Hm." and [one["function"]["name"] for one in second["tool_calls"]] == ["add"]
+    for segment in (alone, beside):
+        assert segment.outcome and segment.outcome.figures["calls/unreadable"] == 1
+
+
+def test_a_tool_that_nobody_checked_harms_nobody(renderer):
+    replies = ["<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"]
+    for parameters in ({"properties": None}, {"properties": {"a": {"type": None, "anyOf": None, "oneOf": 1}}}):
+        agent = {"function": "guests:hearer", "format": "qwen3_coder", "timeout_s": 600}
+        guests.HEARD.clear()
+        play(renderer, replies, agent, rows={"extra": {"parameters": parameters}})
+        ((_, said),) = guests.HEARD
+        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
 
 
 def test_limits_truncate(renderer):
@@ -165,7 +150,30 @@ def test_a_program_may_reward_turns_and_end_its_episode(renderer):
     ((segment,), *_) = play(renderer, ["#### 1"], "payer", reward=None)
     assert [turn.reward for turn in segment.turns] == [0.0, 1.5, 0.5]
     assert segment.end == "truncated" and segment.final_prompt_ids
-    assert [status for status, _ in guests.HEARD] == [200, 200, 400, 400]
+    assert [status for status, _ in guests.HEARD] == [200, 200, 400, 400, 400]
+
+
+def test_a_program_may_end_its_episode_as_done(renderer):
+    ((segment,), *_) = play(renderer, ["#### 1"], "quitter")
+    assert (len(segment.turns), segment.end, segment.final_prompt_ids) == (1, "terminated", ())
+
+
+def test_arguments_nested_too_deeply_are_refused(renderer):
+    guests.HEARD.clear()
+    play(renderer, ["#### 1"], "digger")
+    ((status, body),) = guests.HEARD
+    assert status == 400 and "is not the text of a JSON object" in body["error"]["message"]
+
+
+def test_a_program_that_does_not_stop_is_left_behind(renderer, monkeypatch):
+    monkeypatch.setattr("turnwise.agents.calls._PARTING_S", 0.01)
+    guests.HEARD.clear()
+    made = config({"function": "guests:stubborn", "timeout_s": 0.1}, environment={"max_failures": 1})
+    collector = Collector(made, renderer)
+    with pytest.raises(ValueError, match="neither called nor ended"):
+        collector.collect(Scripted(renderer, ["#### 1"]))
+    assert not guests.HEARD
+    collector.close()
 
 
 @pytest.mark.parametrize(
@@ -174,6 +182,7 @@ def test_a_program_may_reward_turns_and_end_its_episode(renderer):
         ("mute", "ended without a chat call"),
         ("crasher", "failed: RuntimeError: no money left"),
         ("teller", "returned nan; return a finite number"),
+        ("boaster", "returned 10+; return a finite number"),
         ({"function": "guests:sleeper", "timeout_s": 0.1}, "neither called nor ended for 0.1 s"),
         ({"command": f"{sys.executable} -c 'print(1); raise SystemExit(3)'"}, "exited with code 3: 1"),
     ],
@@ -192,6 +201,7 @@ def test_a_program_that_fails_loses_its_episode(renderer, agent, said):
         ({"command": "no-such-program at all"}, "there is no such program"),
         ({"function": "guests:post"}, "asks for address; it can ask for base_url"),
         ({"function": "guests:mute", "max_turns": 0}, "agent.max_turns is 0"),
+        ({"function": "guests:mute", "timeout_s": 0}, "agent.timeout_s is 0"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_played(renderer, agent, said):

@@ -1,19 +1,17 @@
 """The page on own agents is run as it stands: its files, and its commands on a very small model."""
 
 import importlib.util
-import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import make_tokenizer
+from pages import blocks, write_files
 from sums import HERMES
 
 from turnwise.cli import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own-agent.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = blocks("own-agent.md")
 COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
 SMALL = ["steps=1", "rollout.n_env=2", "rollout.group=2", "rollout.max_reply_tokens=4", "update.minibatch=2"]
 SMALL += ["evaluation.episodes=1", "evaluation.slots=1", "environment.max_failures=1"]
@@ -22,18 +20,16 @@ SMALL += ["evaluation.episodes=1", "evaluation.slots=1", "environment.max_failur
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The page's files in a folder of their own."""
-    for _, text in BLOCKS:
-        if named := re.match(r"# ([\w.]+)\n", text):
-            (tmp_path / named[1]).write_text(text)
+    write_files(BLOCKS, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sums", raising=False)  # the tests have one too
     return tmp_path
 
 
-def test_the_page_has_a_command_for_each_agent():
+def test_the_page_has_a_command_for_each_agent(folder):
     assert len(COMMANDS) == 4
-    assert {name for _, text in BLOCKS for name in re.findall(r"^# ([\w.]+)\n", text)} == {
+    assert {file.name for file in folder.iterdir()} == {
         "sums.py",
         "sums.yaml",
         "my_agent.py",

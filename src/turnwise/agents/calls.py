@@ -6,22 +6,23 @@ one. What the program has changed is rendered anew, and then opens a row of its 
 """
 
 import asyncio
+import inspect
 import json
-import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from numbers import Real
 from typing import Any, Literal
 
 from turnwise.agents.chat import Chat, PromptTooLong
+from turnwise.config import load_object, with_colon
 from turnwise.failures import EpisodeFailure
-from turnwise.protocols import Codec, Session
-from turnwise.tokencheck import Mode
+from turnwise.protocols import Session, Setting
+from turnwise.rewards.reward import finite
 from turnwise.toolcalls import ParsedReply, ToolFormat
 from turnwise.types import Generation, Message, MessageCall
 
 _READABLE = ("ok", "unknown_tool")  # a call of a tool that does not exist is for the program to refuse
+_PARTING_S = 10.0  # for what is cancelled to end: more than a command has until it is killed
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,10 @@ class OverLimit(Refusal):
 class Calls:
     """The calls of one episode. They are answered one at a time, in the order in which they come, so turns have one."""
 
-    def __init__(self, session: Session, codec: Codec, limit: int, max_turns: int, tool_format: ToolFormat):
-        """`limit` is that of a prompt, in tokens."""
+    def __init__(self, session: Session, setting: Setting, max_turns: int, tool_format: ToolFormat):
         self.session = session
-        self._codec = codec
-        self._limit = limit
+        self._codec = setting.codec
+        self._rollout = setting.config.rollout
         self._max_turns = max_turns
         self._format = tool_format
         self._replies: list[str] = []
@@ -102,21 +102,6 @@ class Calls:
         except EpisodeFailure as error:  # the program is told, and may go on
             raise Refusal(str(error)) from error
 
-    def reward_whole(self, value: Any) -> None:
-        """What the program returned: a number, which its last turn has earned, or nothing. Raises EpisodeFailure."""
-        if value is None:
-            return
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise EpisodeFailure(
-                f"the program of {self.session.name} returned {value!r:.80}; return a finite number, or nothing"
-            )
-        self.session.reward(float(value))
-
-    def check(self, mode: Mode) -> None:
-        """Count whether the newest conversation reads otherwise than the template writes it (rollout.token_check)."""
-        if self._newest is not None:
-            self._newest.check(mode)
-
     def end(self, how: Literal["terminated", "truncated"]) -> None:
         """Let the episode be over. Raises Refusal."""
         if self._newest is None:
@@ -124,29 +109,26 @@ class Calls:
         if not self._over.done():
             self._over.set_result(self._newest.prompt if how == "truncated" else ())
 
-    async def play(self, program: Awaitable[Any], timeout_s: float) -> tuple[Any, tuple[int, ...]]:
-        """Run the program until it ends, or the episode does; then it is cancelled.
+    async def play(self, program: Awaitable[Any], timeout_s: float) -> tuple[int, ...]:
+        """Run the program until it ends, or the episode does; then it is cancelled. A number that it returns is earned
+        by its last turn.
 
-        Returns what it returned (None if it was cancelled), and the prompt that would have come next where the episode
-        was truncated. Raises EpisodeFailure where it neither called nor ended for `timeout_s` seconds: the time in
-        which it waits for us does not count.
+        Returns the prompt that would have come next where the episode was truncated. Raises EpisodeFailure where the
+        program neither called nor ended for `timeout_s` seconds: the time in which it waits for us does not count.
         """
         running = asyncio.ensure_future(program)
         try:
             await self._wait(running, timeout_s)
-            if self._over.done():
-                return None, self._over.result()
-            value = self._result(running)
-            if not self.session.turns:
-                raise EpisodeFailure(f"the program of {self.session.name} ended without a chat call")
-            return value, ()
+            if not self._over.done():
+                self._earn(self._result(running))
         finally:
             if not self._over.done():
                 self._over.set_result(())
-            left = [running, *self._open]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await _part([running, *self._open])
+        final_prompt = self._over.result()
+        if self._newest is not None:
+            self._newest.check(self._rollout.token_check)
+        return final_prompt
 
     async def _wait(self, running: asyncio.Future[Any], timeout_s: float) -> None:
         clock = asyncio.get_running_loop().time
@@ -169,6 +151,19 @@ class Calls:
         except Exception as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise EpisodeFailure(f"the program of {self.session.name} failed: {said}") from error
+
+    def _earn(self, value: Any) -> None:
+        """Of a program that ended by itself: a number, or nothing."""
+        if not self.session.turns:
+            raise EpisodeFailure(f"the program of {self.session.name} ended without a chat call")
+        if value is None:
+            return
+        amount = finite(value)
+        if amount is None:
+            raise EpisodeFailure(
+                f"the program of {self.session.name} returned {value!r:.80}; return a finite number, or nothing"
+            )
+        self.session.reward(amount)
 
     async def _reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Answer:
         if self._over.done():
@@ -193,10 +188,10 @@ class Calls:
         known = [self._sampled.get(mark) for mark in _marks(messages)]
         seen = max((number for number, reply in enumerate(known, 1) if reply), default=0)
         conversation = [reply or message for reply, message in zip(known, messages, strict=True)]
-        parameters = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
         tool_format = self._format if tools else None
         try:
-            return Chat(self.session, self._codec, conversation, self._limit, tools, parameters, tool_format, seen)
+            limit = self._rollout.max_prompt_tokens
+            return Chat(self.session, self._codec, conversation, limit, tools, tool_format, seen)
         except PromptTooLong as error:
             if not self.session.turns:
                 raise
@@ -208,6 +203,16 @@ class Calls:
     def _fail(self, error: Exception) -> None:
         if not self._over.done():
             self._over.set_exception(error)
+
+
+async def _part(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel them, and wait until they have ended; one that does not is left behind."""
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=_PARTING_S)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # or asyncio would tell that nobody has seen it
 
 
 def _answer(chat: Chat, parsed: ParsedReply, turn: int, prompt: tuple[int, ...]) -> Answer:
@@ -227,3 +232,27 @@ def _marks(messages: Sequence[Message]) -> list[str]:
         so_far.update(json.dumps(told, sort_keys=True).encode())
         marks.append(so_far.hexdigest())
     return marks
+
+
+def check_limits(max_turns: int, timeout_s: float) -> None:
+    """Raises ValueError."""
+    if max_turns < 1:
+        raise ValueError(f"agent.max_turns is {max_turns}; it must be 1 or more")
+    if timeout_s <= 0:
+        raise ValueError(f"agent.timeout_s is {timeout_s}; it must be above 0")
+
+
+def load_program(key: str, dotted: str, given: Sequence[str]) -> Callable[..., Any]:
+    """The function that a key of the recipe names, which can ask for what is `given` by the names of its parameters."""
+    function = load_object(key, with_colon(dotted))
+    if not callable(function):
+        raise ValueError(f"{key} is {dotted!r}, which is no function")
+    for name, one in inspect.signature(function).parameters.items():
+        if one.default is one.empty and name not in given:
+            raise ValueError(f"{key} {dotted} asks for {name}; it can ask for {', '.join(given)}")
+    return function
+
+
+def asked_of(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What of all that is given the function asks for."""
+    return {name: given[name] for name in inspect.signature(function).parameters if name in given}

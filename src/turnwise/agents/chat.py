@@ -42,13 +42,11 @@ class Chat:
         messages: Sequence[Message],
         limit: int,
         tools: Sequence[Mapping[str, Any]] = (),
-        parameters: Mapping[str, Mapping[str, Any]] | None = None,
         tool_format: ToolFormat | None = None,
         seen: int = 0,
     ):
-        """`limit` is that of a prompt, in tokens. `tools` are shown to the model in OpenAI's form; `parameters` maps
-        their names to JSON Schemas, by which calls in the given format are read. Of the messages the first `seen` have
-        been shown, or said, in earlier turns.
+        """`limit` is that of a prompt, in tokens. `tools`, in OpenAI's form, are shown to the model, and calls of them
+        are read in the given format. Of the messages the first `seen` have been shown, or said, in earlier turns.
         """
         self.messages = list(messages)
         self.prompt = self._row = codec.prompt(messages, tools)  # the row ends with the newest reply, or its answers
@@ -58,7 +56,7 @@ class Chat:
         self._codec = codec
         self._limit = limit
         self._tools = tools
-        self._parameters = parameters
+        self._parameters = {one["function"]["name"]: one["function"].get("parameters", {}) for one in tools}
         self._format = tool_format
         self._markup = codec.markup(tool_format.markup) if tool_format else {}
         self._replies: list[str] = []

@@ -1,15 +1,14 @@
 """The engine behind an OpenAI-compatible server on this machine, one for all episodes of a run.
 
 It runs in a thread of its own, because the loop in which episodes are played stands still between batches: then a
-request waits, and is not turned away. An episode is known by its id, which stands in the address, in X-Session-ID or as
-the API key. Nobody can guess it, so that programs cannot speak for one another.
+request waits, and is not turned away. An episode is known by its id, which stands in the address or is the API key.
+Nobody can guess it, so that programs cannot speak for one another.
 """
 
 import asyncio
 import hashlib
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from starlette.routing import Route
 
 from turnwise.agents.calls import Answer, Calls, OverLimit, Refusal
 from turnwise.agents.wire import BadRequest, chunks, completion, read_request
+from turnwise.rewards.reward import finite
 
 _RETRY = "x-stainless-retry-count"  # how OpenAI's own clients tell that they ask again
 _GONE = 499  # as nginx calls a client that did not wait
@@ -79,10 +79,10 @@ class Endpoint:
 
     def _episode(self, request: Request) -> _Episode:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        id = request.path_params.get("id") or request.headers.get("x-session-id") or bearer
-        if id not in self._episodes:
+        episode = self._episodes.get(request.path_params.get("id") or bearer)
+        if episode is None:
             raise BadRequest("there is no such episode, or it is over", code="unknown_session", status=404)
-        return self._episodes[id]
+        return episode
 
     async def _chat(self, request: Request) -> Response:
         episode = self._episode(request)
@@ -121,13 +121,14 @@ class Endpoint:
     async def _reward(self, request: Request) -> Response:
         episode, told = self._episode(request), await _json(request)
         value, turn = _only(told, "value", "turn")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        amount = None if isinstance(value, bool) else finite(value)
+        if amount is None:
             raise BadRequest(f"value is {value!r:.80}; it must be a finite number", "value")
         if turn is not None and type(turn) is not int:
             raise BadRequest(f"turn is {turn!r:.80}; it must be the number of a turn, from 0", "turn")
 
         async def pay() -> None:
-            episode.calls.reward(float(value), turn)
+            episode.calls.reward(amount, turn)
 
         await _refusing(_handed_over(pay(), episode.loop))
         return JSONResponse({})

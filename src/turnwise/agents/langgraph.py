@@ -1,20 +1,19 @@
 """Lets a graph of LangGraph play, in this process: one of yours, or model and tools in turn."""
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.agents.calls import Calls
+from turnwise.agents.calls import Calls, asked_of, check_limits, load_program
 from turnwise.agents.chat import sample_of
 from turnwise.agents.judge import Judge
 from turnwise.agents.tool import opening
-from turnwise.config import load_object, with_colon
 from turnwise.optional import optional
 from turnwise.protocols import Session, Setting
 from turnwise.toolcalls import ToolCall, find_format
 from turnwise.tools import Shorten, ToolBox, Toolset, load_tools
-from turnwise.types import Ending
+from turnwise.types import Ending, Message
 
+_GIVEN = ("model", "tools", "sample")
 _STEPS_A_TURN = 20  # a graph that takes more runs in a circle
 
 
@@ -39,16 +38,13 @@ class LangGraphAgent:
         `max_turns` turns truncates the episode, as does one whose prompt is too long. A graph that does not call the
         model for `timeout_s` seconds loses its episode.
         """
-        if max_turns < 1:
-            raise ValueError(f"agent.max_turns is {max_turns}; it must be 1 or more")
-        if timeout_s <= 0:
-            raise ValueError(f"agent.timeout_s is {timeout_s}; it must be above 0")
+        check_limits(max_turns, timeout_s)
         for module in ("langgraph.graph", "langgraph.prebuilt", "langchain_core.tools"):
             optional(module, "langgraph")
         from turnwise.agents.chat_model import ChatModel
 
         self._model = ChatModel
-        self._build = load_object("agent.graph", with_colon(graph)) if graph else react
+        self._build = load_program("agent.graph", graph, _GIVEN) if graph else react
         self._setting = setting
         self._format = find_format(format)
         self._max_turns = max_turns
@@ -62,20 +58,20 @@ class LangGraphAgent:
 
     async def run(self, session: Session) -> Ending:
         sample = sample_of(session)
-        limit = self._setting.config.rollout.max_prompt_tokens
         async with self._toolset.open(session.name, sample.tools, sample.tools_kwargs) as box:
-            calls = Calls(session, self._setting.codec, limit, self._max_turns, self._format)
+            calls = Calls(session, self._setting, self._max_turns, self._format)
             given = {"model": self._model(calls=calls), "tools": _tools_of(box, calls), "sample": sample}
-            asked = inspect.signature(self._build).parameters
-            graph = self._build(**{name: given[name] for name in asked if name in given})
-            graph = graph.compile() if hasattr(graph, "compile") else graph
-            steps = {"recursion_limit": _STEPS_A_TURN * self._max_turns}
-            playing = graph.ainvoke({"messages": opening(sample, box)}, steps)
-            state, final_prompt = await calls.play(playing, self._timeout_s)
-            calls.reward_whole((state or {}).get("reward"))
+            final_prompt = await calls.play(self._program(given, opening(sample, box)), self._timeout_s)
             session.reward(sum((await box.final_rewards()).values()))
-            calls.check(self._setting.config.rollout.token_check)
             return await self._judge(session, sample, calls, final_prompt)
+
+    async def _program(self, given: Mapping[str, Any], messages: Sequence[Message]) -> Any:
+        """Play the graph, and return its reward. It is built here too, where its errors are those of a program."""
+        graph = self._build(**asked_of(self._build, given))
+        graph = graph.compile() if hasattr(graph, "compile") else graph
+        steps = {"recursion_limit": _STEPS_A_TURN * self._max_turns}
+        state = await graph.ainvoke({"messages": messages}, steps)
+        return state.get("reward") if isinstance(state, Mapping) else None
 
 
 def react(model: Any, tools: Sequence[Any]) -> Any:
@@ -105,11 +101,11 @@ def _tool(box: ToolBox, calls: Calls, schema: dict[str, Any]) -> Any:
 
     async def use(**arguments: Any) -> str:
         call = ToolCall(schema["name"], arguments, "ok", (0, 0))
-        (result,) = await box.run([call], session.turns, calls.messages)
+        (result,) = await box.run([call], session.turns, calls.messages, session.span)
         if result.reward:
             session.reward(result.reward)
         session.count(f"tools/{result.status}")
-        return result.response.text or ""
+        return result.response.for_readers()
 
     tools = optional("langchain_core.tools", "langgraph")
     return tools.StructuredTool(

@@ -1,20 +1,20 @@
 """Lets a program of anybody's play, which knows nothing of us but the address of an OpenAI-compatible server."""
 
-import inspect
 import json
 from dataclasses import asdict
 from typing import Any
 
-from turnwise.agents.calls import Calls
+from turnwise.agents.calls import Calls, asked_of, check_limits, load_program
 from turnwise.agents.chat import sample_of
 from turnwise.agents.judge import Judge
 from turnwise.agents.programs import Command
 from turnwise.calling import invoke
-from turnwise.config import load_object, with_colon
 from turnwise.optional import optional
 from turnwise.protocols import Session, Setting
 from turnwise.toolcalls import find_format
 from turnwise.types import Ending
+
+_GIVEN = ("base_url", "api_key", "model", "session", "sample")
 
 
 class OpenAIAgent:
@@ -42,16 +42,13 @@ class OpenAIAgent:
         """
         if bool(command) == bool(function):
             raise ValueError("the agent needs either agent.command or agent.function; give one of them")
-        if max_turns < 1:
-            raise ValueError(f"agent.max_turns is {max_turns}; it must be 1 or more")
-        if timeout_s <= 0:
-            raise ValueError(f"agent.timeout_s is {timeout_s}; it must be above 0")
+        check_limits(max_turns, timeout_s)
         optional("uvicorn", "endpoint")
         optional("starlette", "endpoint")
         from turnwise.agents.endpoint import Endpoint
 
         self._command = Command(command) if command else None
-        self._function = _loaded(function) if function else None
+        self._function = load_program("agent.function", function, _GIVEN) if function else None
         self._setting = setting
         self._format = find_format(format)
         self._max_turns = max_turns
@@ -62,8 +59,7 @@ class OpenAIAgent:
 
     async def run(self, session: Session) -> Ending:
         sample = sample_of(session)
-        limit = self._setting.config.rollout.max_prompt_tokens
-        calls = Calls(session, self._setting.codec, limit, self._max_turns, self._format)
+        calls = Calls(session, self._setting, self._max_turns, self._format)
         with self._endpoint.open(calls) as id:
             address = f"{self._endpoint.address}/t/{id}"
             task = {
@@ -73,15 +69,12 @@ class OpenAIAgent:
                 "session": address,
                 "sample": asdict(sample),
             }
-            value, final_prompt = await calls.play(self._program(task), self._timeout_s)
-        calls.reward_whole(value)
-        calls.check(self._setting.config.rollout.token_check)
+            final_prompt = await calls.play(self._program(task), self._timeout_s)
         return await self._judge(session, sample, calls, final_prompt)
 
     async def _program(self, task: dict[str, Any]) -> Any:
         if self._function is not None:
-            asked = inspect.signature(self._function).parameters
-            return await invoke(self._function, **{name: task[name] for name in asked if name in task})
+            return await invoke(self._function, **asked_of(self._function, task))
         assert self._command is not None
         variables = {
             "OPENAI_BASE_URL": task["base_url"],
@@ -90,16 +83,3 @@ class OpenAIAgent:
             "TURNWISE_SESSION": task["session"],
         }
         return await self._command(json.dumps(task["sample"]).encode(), variables)
-
-
-_GIVEN = ("base_url", "api_key", "model", "session", "sample")
-
-
-def _loaded(dotted: str) -> Any:
-    function = load_object("agent.function", with_colon(dotted))
-    if not callable(function):
-        raise ValueError(f"agent.function is {dotted!r}, which is no function")
-    for name, one in inspect.signature(function).parameters.items():
-        if one.default is one.empty and name not in _GIVEN:
-            raise ValueError(f"agent.function {dotted} asks for {name}; it can ask for {', '.join(_GIVEN)}")
-    return function

@@ -56,12 +56,13 @@ class Command:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(TimeoutError):
+    try:
+        with suppress(ProcessLookupError, TimeoutError):
+            os.killpg(process.pid, signal.SIGTERM)
             await asyncio.wait_for(process.wait(), _GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    finally:  # whoever is cancelled here too must leave nothing behind
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_line(output: Any) -> str:

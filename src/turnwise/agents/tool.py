@@ -72,7 +72,7 @@ class ToolAgent:
             if self._users is not None:
                 user = await stack.enter_async_context(self._users.open(session.name, sample.interaction_kwargs))
             begun = opening(sample, box)
-            chat = Chat(session, self._codec, begun, self._limit, box.schemas, box.parameters, self._format)
+            chat = Chat(session, self._codec, begun, self._limit, box.schemas, self._format)
             final_prompt = await self._talk(session, chat, box, user)
             session.reward(sum((await box.final_rewards()).values()))
             chat.check(self._check)

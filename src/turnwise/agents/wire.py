@@ -8,14 +8,12 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from turnwise.agents.calls import Answer
 from turnwise.types import Message, MessageCall
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class BadRequest(ValueError):
@@ -110,21 +108,16 @@ def read_request(body: Any) -> Request:
     for key, (harmless, why) in _REFUSED.items():
         if body.get(key) is not None and not harmless(body[key]):
             raise BadRequest(f"{key} is {body[key]!r:.80}: {why}", key, "unsupported_parameter")
-    asked = _checked(_Body, body)
+    asked = _checked(body)
     tools = body.get("tools") or []
     shown = [] if asked.tool_choice == "none" else tools
     usage = asked.stream_options is not None and asked.stream_options.include_usage
     return Request(asked.model, _messages(asked.messages), shown, bool(asked.stream), usage)
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages in the form of OpenAI, as templates read them. Raises BadRequest."""
-    return _messages([_checked(_Message, one) for one in messages])
-
-
-def _checked(model: type[M], value: Any) -> M:
+def _checked(body: Any) -> _Body:
     try:
-        return model.model_validate(value)
+        return _Body.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         param = ".".join(map(str, first["loc"]))
@@ -154,7 +147,7 @@ def _message(one: _Message, place: str) -> Message:
 def _call(call: _Call, place: str) -> MessageCall:
     try:
         arguments = json.loads(call.function.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise BadRequest(f"{place}.function.arguments is not the text of a JSON object", place)

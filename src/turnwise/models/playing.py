@@ -36,7 +36,8 @@ def play(
         episode += 1
         ended = False
         for _ in range(luck.randint(0, ahead)):
-            seen, _, ended, _, _ = environment.step(environment.expert())
+            seen, _, terminated, truncated, _ = environment.step(environment.expert())
+            ended = terminated or truncated
             if ended:
                 break
         past: list[Turn] = []
@@ -48,14 +49,14 @@ def play(
             expert = environment.expert()
             action = luck.choice(environment.actions) if luck.random() < guesses(expert) else expert
             reply = parser.format(thought, action)
-            yield Demonstration(window_messages(memory, past, observation), reply)
+            yield Demonstration(_window_messages(memory, past, observation), reply)
             made += 1
             past.append(_played(observation, reply, parser.parse(reply), parser.format("", action)))
             seen, _, terminated, truncated, _ = environment.step(action)
             ended = terminated or truncated
 
 
-def window_messages(memory: Window, past: Sequence[Turn], observation: Observation) -> list[Message]:
+def _window_messages(memory: Window, past: Sequence[Turn], observation: Observation) -> list[Message]:
     """What the memory shows, without the ids that nobody sampled."""
 
     async def nobody(_: list[Message]) -> str:

@@ -55,7 +55,7 @@ def _call(text: str, span: tuple[int, int], tools: Tools | None, flaw: str) -> T
     name = function[1].strip()
     if not name:
         return ToolCall("", {}, "missing_name", span, "<function=> names no tool")
-    properties: Mapping[str, Any] = (tools or {}).get(name, {}).get("properties", {})
+    properties = _mapping(_mapping((tools or {}).get(name)).get("properties"))
     arguments: dict[str, Any] = {}
     place = function.end()
     while parameter := _PARAMETER.match(text, place):
@@ -64,7 +64,7 @@ def _call(text: str, span: tuple[int, int], tools: Tools | None, flaw: str) -> T
         value = text[parameter.end() : ended.start() if ended else len(text)]
         if (ended is None and not flaw) or "<parameter=" in value:
             return ToolCall(name, {}, "malformed_structure", span, f"</parameter> of {key!r:.80} is missing")
-        arguments[key] = typed(_unwrapped(value), properties.get(key, {}))
+        arguments[key] = typed(_unwrapped(value), properties.get(key))
         place = ended.end() if ended else len(text)
     if not _FUNCTION_END.match(text, place) and (text[place:].strip() or not flaw):
         return ToolCall(name, {}, "malformed_structure", span, "a call is <parameter=key> blocks and </function>")
@@ -82,8 +82,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 
 def typed(text: str, schema: Any) -> Any:
     """The value of a text, by the type that a JSON Schema asks for."""
-    schema = schema if isinstance(schema, Mapping) else {}
-    allowed = _allowed(schema)
+    allowed = _allowed(_mapping(schema))
     if allowed == {"string"}:
         return text
     try:
@@ -99,10 +98,19 @@ def typed(text: str, schema: Any) -> Any:
 
 def _allowed(schema: Mapping[str, Any]) -> set[str]:
     """The types that a schema names; none: any."""
-    named = schema.get("type", ())
-    found = {named} if isinstance(named, str) else {one for one in named if isinstance(one, str)}
-    parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key, ()) if isinstance(part, Mapping)]
+    named = schema.get("type")
+    found = {named} if isinstance(named, str) else {one for one in _list(named) if isinstance(one, str)}
+    parts = [part for key in ("anyOf", "oneOf") for part in _list(schema.get(key)) if isinstance(part, Mapping)]
     found = found.union(*map(_allowed, parts))
     if not found and isinstance(schema.get("enum"), list):
         found = {_TYPES.get(type(member), "null") for member in schema["enum"]}
     return found | {"null"} if found and schema.get("nullable") is True else found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Nothing where a schema that nobody checked has something else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
