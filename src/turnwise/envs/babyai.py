@@ -20,7 +20,7 @@ from minigrid.core.roomgrid import RoomGrid
 from minigrid.core.world_object import Door, Wall, WorldObj
 from minigrid.envs.babyai.core import verifier
 from minigrid.envs.babyai.core.roomgrid_level import RejectSampling, RoomGridLevel
-from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
+from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError, DropSubgoal
 
 from turnwise.envs.phrases import Phrases, one_of
 
@@ -178,7 +178,7 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
         self.observation_space = spaces.Dict({"text": text, "instructions": text})
         self.action_space = Phrases(self.actions)
         self._text = ""  # as last observed
-        self._goals: list[tuple[str, str]] = []  # what is still to be reached, in order
+        self._goals: list[tuple[str, str]] = []  # of the mission, in order
         self._bot: BabyAIBot | None = None  # None: not asked yet, or given up
         self._advice: str | None = None  # None: the expert has not been asked in this episode
 
@@ -215,7 +215,7 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
         return self._advice
 
     def thought(self) -> str:
-        """Where the current target is, as the mission, the text in sight and what was picked up before tell.
+        """Where the current target is, as far as the mission and the text in sight tell.
 
         "The red ball is 3 steps right and 2 steps forward." or "I do not see the red ball."
         """
@@ -231,8 +231,6 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
 
     def _observe(self, text: str) -> dict[str, str]:
         self._text = text
-        if self.task == "pick_up_seq_go_to" and _holds(text, self._goals[0]):
-            self._goals = self._goals[-1:]  # once picked up is done, even if dropped again
         instructions = self._template.format(mission=self.level.mission, actions=", ".join(self.actions))
         return {"text": text, "instructions": instructions}
 
@@ -246,7 +244,7 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
             if self._bot is None:
                 if self.level.carrying:
                     return "turn left" if self.level.grid.get(*self.level.front_pos) else "drop"
-                self._bot, played = BabyAIBot(self.level), None
+                self._bot, played = _bot(self.level), None
             try:
                 advice: Any = self._bot.replan(played)
                 if advice != Actions.done:
@@ -255,6 +253,14 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
                 pass
             self._bot = None
         return "turn left"
+
+
+def _bot(level: Level) -> BabyAIBot:
+    """Minigrid's, but in a sequence it keeps what it picked up: whoever sees it in its hand knows what comes next."""
+    bot = BabyAIBot(level)
+    if level.task == "pick_up_seq_go_to":
+        bot.stack = [part for part in bot.stack if not isinstance(part, DropSubgoal)]
+    return bot
 
 
 def goals(mission: str) -> list[tuple[str, str]]:
