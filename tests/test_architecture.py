@@ -22,7 +22,7 @@ ORDER = [
     *("types", "failures", "groups", "seeds", "protocols", "parse", "memory", "config"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "tokencheck", "agents", "rollout"),
-    *("batch", "trunk", "policy", "loss", "advantages", "update"),
+    *("batch", "trunk", "lora", "policy", "loss", "advantages", "update"),
     *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
@@ -115,7 +115,8 @@ def test_records_environments_and_memories_run_without_torch():
         ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
-        ("policy", {"batch", "trunk"}),
+        ("lora", {"config", "optional", "seeds"}),
+        ("policy", {"batch", "lora", "trunk"}),
         ("groups", {"types"}),
         ("advantages.spans", set()),
         ("advantages.relative", {"advantages.spans", "batch", "groups"}),

@@ -190,9 +190,7 @@ def test_checkpointed_activations_teach_the_same(tiny, critic):
     policy = make_policy(tiny[0], critic)
     batch, credit = opinions(policy, make_segments())
     expected = learn(policy, batch, credit)
-    policy.actor.activation_checkpointing_enable({"use_reentrant": False})
-    if policy.critic_trunk is not None:
-        policy.critic_trunk.activation_checkpointing_enable({"use_reentrant": False})
+    policy.checkpoint_activations()
     assert_same(learn(policy, batch, credit, gradient_checkpointing=True), expected)
 
 

@@ -77,10 +77,11 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def load_parameters(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite every parameter in place, so that whoever shares the module sees the new weights."""
+    """Overwrite what is trained in place, so that whoever shares the module sees the new weights."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(tensors[name])
+            if parameter.requires_grad:
+                parameter.copy_(tensors[name])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -146,12 +146,19 @@ class RewardConfig(Component):
     timeout_s: float = Field(default=30.0, gt=0)  # of one score
 
 
+class LoRAConfig(_Strict):
+    rank: PositiveInt = 32
+    alpha: float = Field(default=64.0, gt=0)  # what an adapter adds is scaled by alpha / rank
+    targets: list[str] = []  # names of linear layers, such as q_proj; none: all but the head
+
+
 class ModelConfig(_Strict):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
     device: str = "auto"
     # shared: a value head on the actor's trunk; none: for estimators that compare episodes
     critic: Literal["separate", "shared", "none"] = "separate"
+    lora: LoRAConfig | None = None  # adapters of actor and critic over one frozen trunk; null: all weights
 
 
 class EnvironmentConfig(_Strict):

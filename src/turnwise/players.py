@@ -20,6 +20,7 @@ from turnwise.engines.local import LocalEngine
 from turnwise.envs.checked import Offer
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
+from turnwise.lora import make_adapters
 from turnwise.models import arithmetic, open_model
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
@@ -110,6 +111,7 @@ def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
         return ChatEngine(config.model.path), Conversation()
     model, tokenizer = open_model(config.model)
     if run is not None:
+        make_adapters(model, config.model, config.seed)
         tensors, _ = checkpoint.load(_newest(run))
         actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
         checkpoint.load_parameters(model, actor)

@@ -4,15 +4,19 @@ The shift by one between a token and the place that predicts it was made by the 
 `micro.before`, and there the head scores the token and the critic the state before it.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.batch import Batch, Micro
+from turnwise.lora import Adapters
 from turnwise.trunk import padded, prepare, read
 
 
@@ -34,8 +38,14 @@ class Scores:
     reference: Tensor | None  # [N] log-probs
 
 
+Role = Literal["actor", "critic", "reference"]
+
+
 class Policy(nn.Module):
-    """`critic` is "separate" (a trunk of its own), "shared" (a head on the actor's trunk) or "none"."""
+    """`critic` is "separate" (a trunk of its own), "shared" (a head on the actor's trunk) or "none".
+
+    With adapters actor and separate critic have one frozen trunk, and the reference is that trunk without them.
+    """
 
     def __init__(
         self,
@@ -44,50 +54,70 @@ class Policy(nn.Module):
         reference: bool = True,
         temperature: float = 1.0,
         precision: AbstractContextManager[object] | None = None,
+        adapters: Adapters | None = None,
     ):
         super().__init__()
         if getattr(actor.config, "final_logit_softcapping", None):
             raise ValueError(f"model: {actor.config.model_type} caps its logits, which the trainer does not reproduce")
         prepare(actor)
         self.actor = actor
-        self.critic_trunk = deepcopy(actor.get_decoder()) if critic == "separate" else None
+        self.adapters = adapters
+        self.separate = critic == "separate"
+        self.critic_trunk = deepcopy(actor.get_decoder()) if self.separate and adapters is None else None
         self.value_head = None if critic == "none" else _value_head(actor)
+        self.has_reference = reference
         self.temperature = temperature
         self.precision = precision or nullcontext()
-        # Not a submodule: it is neither trained nor saved.
-        self._reference = (deepcopy(actor).requires_grad_(False).eval(),) if reference else ()
-
-    @property
-    def reference(self) -> PreTrainedModel | None:
-        return self._reference[0] if self._reference else None
+        # In a list it is no submodule: it is neither trained nor saved.
+        self._references = [deepcopy(actor).requires_grad_(False).eval()] if reference and adapters is None else []
 
     @property
     def device(self) -> torch.device:
         return self.actor.device
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        return list(self.actor.parameters())
+        return list(self.actor.parameters()) if self.adapters is None else self.adapters.parameters("actor")
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        return [parameter for part in (self.critic_trunk, self.value_head) if part for parameter in part.parameters()]
+        own = [parameter for part in (self.critic_trunk, self.value_head) if part for parameter in part.parameters()]
+        return own if self.adapters is None else [*self.adapters.parameters("critic"), *own]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Of the actor, as an engine elsewhere needs them."""
+        return self.actor.state_dict() if self.adapters is None else self.adapters.merged("actor")
+
+    def save(self, folder: Path) -> None:
+        """The actor as a Hugging Face folder `model`; where only an adapter was trained, that too, as `adapter`."""
+        self.actor.save_pretrained(folder / "model", state_dict=dict(self.weights()))
+        if self.adapters is not None:
+            self.adapters.save("actor", folder / "adapter")
+
+    def checkpoint_activations(self) -> None:
+        """Hold less between forward and backward pass, and compute it again."""
+        options: dict[str, Any] = {"use_reentrant": False}
+        if self.adapters is not None:
+            options["context_fn"] = self.adapters.checkpointed
+        for model in (self.actor, self.critic_trunk):
+            if model is not None:
+                model.activation_checkpointing_enable(options)
 
     def forward(self, micro: Micro) -> Forward:
         """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""
         with self.precision:
-            hidden = self._read(self.actor.get_decoder(), micro)[0]
+            hidden = self._read("actor", micro)[0]
             logprobs, entropy = self._head(self.actor, hidden, micro)
-            if self.critic_trunk is not None:
-                hidden = self._read(self.critic_trunk, micro)[0]
+            if self.separate:
+                hidden = self._read("critic", micro)[0]
         return Forward(logprobs, entropy, None if self.value_head is None else _values(self.value_head, hidden))
 
     def values(self, micro: Micro) -> tuple[Tensor, Tensor]:
         """Values of the sampled tokens [n] and of the next prompts [e]; gradients reach the critic alone."""
         with self.precision:
-            if self.critic_trunk is not None:
-                before, ends = self._read(self.critic_trunk, micro)
+            if self.separate:
+                before, ends = self._read("critic", micro)
             else:
                 with torch.no_grad():
-                    before, ends = self._read(self.actor.get_decoder(), micro)
+                    before, ends = self._read("actor", micro)
         assert self.value_head is not None
         return _values(self.value_head, before), _values(self.value_head, ends)
 
@@ -106,26 +136,39 @@ class Policy(nn.Module):
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, max_tokens: int) -> Tensor | None:
         """[N], or None where there is no reference."""
-        return None if self.reference is None else self._logprobs(self.reference, batch, max_tokens)
+        return self._logprobs("reference", batch, max_tokens) if self.has_reference else None
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, max_tokens: int) -> Tensor:
         """[N] by the actor as it is now."""
-        return self._logprobs(self.actor, batch, max_tokens)
+        return self._logprobs("actor", batch, max_tokens)
 
-    def _logprobs(self, model: PreTrainedModel, batch: Batch, max_tokens: int) -> Tensor:
+    def _logprobs(self, role: Role, batch: Batch, max_tokens: int) -> Tensor:
         logprobs = torch.zeros(len(batch.logprobs))
+        model = self._references[0] if role == "reference" and self._references else self.actor
         for micro in batch.micros(batch.trained_rows, max_tokens, finals=False):
             with self.precision:
-                hidden = self._read(model.get_decoder(), micro)[0]
+                hidden = self._read(role, micro)[0]
                 logprobs[micro.index] = self._head(model, hidden, micro)[0].cpu()
         return logprobs
 
-    def _read(self, trunk: PreTrainedModel, micro: Micro) -> tuple[Tensor, Tensor]:
+    def _read(self, role: Role, micro: Micro) -> tuple[Tensor, Tensor]:
         """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
         places = torch.cat([micro.before, micro.ends]).to(self.device)
-        hidden = read(trunk, micro.line.to(self.device), places)
+        with self._trunk(role) as trunk:
+            hidden = read(trunk, micro.line.to(self.device), places)
         return hidden[: len(micro.before)], hidden[len(micro.before) :]
+
+    @contextmanager
+    def _trunk(self, role: Role) -> Iterator[PreTrainedModel]:
+        if self.adapters is not None:
+            with self.adapters.use(None if role == "reference" else role):
+                yield self.actor.get_decoder()
+        elif role == "critic":
+            assert self.critic_trunk is not None
+            yield self.critic_trunk
+        else:
+            yield (self._references[0] if role == "reference" else self.actor).get_decoder()
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.

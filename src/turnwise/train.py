@@ -16,6 +16,7 @@ from turnwise import checkpoint
 from turnwise.batch import pack
 from turnwise.config import Config
 from turnwise.engines.make import make_engine
+from turnwise.lora import make_adapters
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
@@ -55,11 +56,12 @@ class Training:
         model, tokenizer = open_model(config.model)
         precision = arithmetic(config.model.precision, model.device)
         renderer = Renderer(tokenizer, config.rollout.history)
-        if config.update.gradient_checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
         self.tokenizer = tokenizer
         reference = bool(config.kl.reward or config.kl.loss)
-        self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision)
+        adapters = make_adapters(model, config.model, config.seed)
+        self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision, adapters)
+        if config.update.gradient_checkpointing:
+            self.policy.checkpoint_activations()
         self.optimizers = Optimizers(self.policy, config.update)
         self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
@@ -77,7 +79,7 @@ class Training:
 
     def collect(self, clock: Clock) -> list[Segment]:
         """Play one batch with the actor as it is now."""
-        self.engine.load(self.policy.actor.state_dict(), self.progress.step)
+        self.engine.load(self.policy.weights(), self.progress.step)
         segments = self.collector.collect(self.engine)
         clock.lap("collect")
         return segments
@@ -182,13 +184,14 @@ class Training:
         progress = self.progress
         progress.recent = self.recent.state()
         name = f"{progress.step:06}-{progress.collected:04}-{progress.fitted:04}"
-        tensors: dict[str, Mapping[str, Tensor]] = {"policy": dict(self.policy.named_parameters())}
+        trained = {name: weight for name, weight in self.policy.named_parameters() if weight.requires_grad}
+        tensors: dict[str, Mapping[str, Tensor]] = {"policy": trained}
         for model, optimizer in self.optimizers.named().items():
             tensors[f"{model}_optimizer"] = checkpoint.optimizer_tensors(optimizer)
         state = {"progress": asdict(progress), "slots": self.collector.state(), "taken": self.optimizers.taken}
         self.run.save(name, tensors, state, self.config.checkpoint.keep)
         if final:
-            self.policy.actor.save_pretrained(self.run.folder / "model")
+            self.policy.save(self.run.folder)
             self.tokenizer.save_pretrained(self.run.folder / "model")
 
     def restore(self) -> int:
