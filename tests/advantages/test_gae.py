@@ -118,6 +118,31 @@ def test_worked_example_whitened():
     assert whiten(advantages).tolist() == pytest.approx(expected, abs=6e-5)
 
 
+MASKED = {  # (gamma, lambda), the value after the end, advantages
+    "undiscounted": ((1.0, 1.0), 0.0, [1.3, 1.2, 1.1, 0.5, 0.4, 0.3, 0.2, 0.1]),
+    "discounted": (
+        (0.9, 0.8),
+        0.0,
+        [0.436606, 0.509175, 0.623854, 0.102574, 0.086909, 0.079040, 0.082000, 0.100000],
+    ),
+    "truncated": (
+        (0.9, 0.8),
+        0.6,
+        [0.490771, 0.584404, 0.728339, 0.247693, 0.288463, 0.358976, 0.470800, 0.640000],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_worked_examples_of_masked_gae(name):
+    """As VAGEN calls it: what was not sampled is not in the stream at all, so there is nothing to mask."""
+    pair, bootstrap, expected = MASKED[name]
+    rewards, values = [0, 0, 0.5, 0, 0, 0, 0, 1.0], [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    end = "truncated" if bootstrap else "terminated"
+    played = Play([3, 2, 3], [False] * 3, end, rewards, values, bootstrap)
+    assert flat(credit(token_gae(*pair), [played])[0]) == near(expected, 1e-6)
+
+
 def test_kl_makes_targets_differ_inside_a_turn():
     returns = flat(credit(DualGAE(), TABLE["D with KL"][0])[1])
     assert returns[0] < returns[1] < returns[0] + 0.01
