@@ -33,6 +33,9 @@ class BabyAITeacher:
             "pick_up_seq_go_to": 3_500,
         }
     )
+    distractors: dict[str, int] = field(  # further things in its levels: of several, to read of the one that is meant
+        default_factory=lambda: {"goto": 2, "pickup": 2}
+    )
     length: int = 8  # turns of a level after which another is begun: many levels teach how to read
     ahead: int = 13  # moves of the expert, at most, before the first that is shown
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
@@ -44,4 +47,5 @@ class BabyAITeacher:
         def guesses(expert: str) -> float:
             return (self.wanders if expert in MOVES else self.fumbles)[task]
 
-        return play(BabyAIText(task=task), self.cue, self.turns[task], self.length, guesses, seed, task, self.ahead)
+        level = BabyAIText(task=task, distractors=self.distractors.get(task, 0))
+        return play(level, self.cue, self.turns[task], self.length, guesses, seed, task, self.ahead)
