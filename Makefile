@@ -8,10 +8,13 @@ TORCH ?= torch==2.13.0
 
 setup: .venv/ready
 
+# What is not compiled now is when it is first imported, and most of it never is.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 train: setup  ## the embedded model learns two tasks, and is judged on held-out levels

@@ -229,10 +229,10 @@ def make_pair(played: Played, epochs: int = 1, minibatch: int = MINIBATCH) -> Pa
     )
     torch.manual_seed(1)
     policy = Policy(deepcopy(played.actor))
-    assert policy.reference is not None
+    (reference,) = policy.references
     assert policy.critic_trunk is not None
     with torch.no_grad():
-        for model in (policy.actor, policy.reference, policy.critic_trunk, policy.value_head):
+        for model in (policy.actor, reference, policy.critic_trunk, policy.value_head):
             for parameter in model.parameters():
                 parameter += 0.02 * torch.randn(parameter.shape)
         policy.value_head.weight *= 5
@@ -245,7 +245,7 @@ def make_pair(played: Played, epochs: int = 1, minibatch: int = MINIBATCH) -> Pa
         same = ("lr", "betas", "eps", "weight_decay", "amsgrad")
         assert [one.param_groups[0][key] for key in same] == [other.param_groups[0][key] for key in same]
         one.param_groups[0]["eps"] = other.param_groups[0]["eps"] = EPS
-    return Pair(policy, optimizers, config, actor, deepcopy(policy.reference), critic, *page)
+    return Pair(policy, optimizers, config, actor, deepcopy(reference), critic, *page)
 
 
 def package_credit(pair: Pair, packed: Batch) -> tuple[Scores, Credit]:

@@ -69,7 +69,7 @@ class Policy(nn.Module):
         self.temperature = temperature
         self.precision = precision or nullcontext()
         # In a list it is no submodule: it is neither trained nor saved.
-        self._references = [deepcopy(actor).requires_grad_(False).eval()] if reference and adapters is None else []
+        self.references = [deepcopy(actor).requires_grad_(False).eval()] if reference and adapters is None else []
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +145,7 @@ class Policy(nn.Module):
 
     def _logprobs(self, role: Role, batch: Batch, max_tokens: int) -> Tensor:
         logprobs = torch.zeros(len(batch.logprobs))
-        model = self._references[0] if role == "reference" and self._references else self.actor
+        model = self.references[0] if role == "reference" and self.references else self.actor
         for micro in batch.micros(batch.trained_rows, max_tokens, finals=False):
             with self.precision:
                 hidden = self._read(role, micro)[0]
@@ -168,7 +168,7 @@ class Policy(nn.Module):
             assert self.critic_trunk is not None
             yield self.critic_trunk
         else:
-            yield (self._references[0] if role == "reference" else self.actor).get_decoder()
+            yield (self.references[0] if role == "reference" else self.actor).get_decoder()
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.

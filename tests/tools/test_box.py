@@ -271,10 +271,10 @@ def test_what_no_tool_would_see_is_refused(selection: Any, groups: Any, said: st
 def test_a_sample_may_have_some_of_the_tools():
     async def episode() -> Any:
         async with Toolset([Counter("a"), Counter("b")], max_parallel_calls=2).open("e1", ["b"]) as box:
-            return [one["function"]["name"] for one in box.schemas], await box.run([call("a")])
+            return [one["function"]["name"] for one in box.schemas], list(box.parameters), await box.run([call("a")])
 
-    schemas, (result,) = asyncio.run(episode())
-    assert schemas == ["b"]
+    schemas, parameters, (result,) = asyncio.run(episode())
+    assert schemas == parameters == ["b"]
     assert (result.status, result.response.text) == ("unknown_tool", "There is no tool 'a'. Available tools: b.")
 
 

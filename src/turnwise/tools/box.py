@@ -54,6 +54,11 @@ class ToolBox:
         """For the chat template."""
         return [tool.tool_schema.openai for tool in self._tools.values()]
 
+    @property
+    def parameters(self) -> dict[str, Mapping[str, Any]]:
+        """For the reader of replies: tool name -> JSON Schema."""
+        return {name: tool.tool_schema.parameters for name, tool in self._tools.items()}
+
     async def __aenter__(self) -> ToolBox:
         try:
             for tool in self._tools.values():
