@@ -165,17 +165,23 @@ def test_loading_alone_stops_and_resumes_from_any_thread(make):
     servers = [Direct(name, lambda server, place: asyncio.sleep(0.002)) for name in "abc"]
     client = make(*servers)
 
+    enough = threading.Event()
+
     def train() -> None:
-        for version in range(1, 9):
+        for version in range(1, 1000):
             client.load(weights(float(version)), version)
-            time.sleep(0.01)
+            if enough.wait(0.01):
+                break
 
     trainer = threading.Thread(target=train)
     trainer.start()
     replies = []
-    while trainer.is_alive():  # for as long as it takes, so that some reply is under way when weights come
+    while trainer.is_alive() and not enough.is_set():  # until weights came while some reply was under way
         replies += zip(PROMPTS, ask(client, *PROMPTS), strict=True)
-    assert any(len(set(reply.versions)) > 1 for _, reply in replies)
+        if any(len(set(reply.versions)) > 1 for _, reply in replies):
+            enough.set()
+    trainer.join()
+    assert enough.is_set()
     for prompt, reply in replies:
         versions = reply.versions or (reply.policy_version,) * len(reply.token_ids)
         assert list(versions) == sorted(versions) and versions[-1] == reply.policy_version
