@@ -34,7 +34,7 @@ class Adapters:
         known = sorted({path.rpartition(".")[2] for path, one in _linear(model)})
         for target in config.targets:
             if target not in known:
-                raise ValueError(f"model.lora.targets names {target!r}{nearest(target, known)}; choose of {known}")
+                raise ValueError(f"model.lora.targets names {target!r}{nearest(target, known)}")
         self._config = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.targets or known)
         model.requires_grad_(False)
         with torch.random.fork_rng(), warnings.catch_warnings():
