@@ -51,7 +51,7 @@ def flatness(folder: Path) -> dict[str, float]:
 
 
 def growth(folder: Path) -> dict[str, float]:
-    """Of both memories in turn, over shorter episodes: their last batch beside their first."""
+    """Of both memories in turn, over shorter episodes: from their first batch to their last."""
     trainings = {memory: begin(folder / memory, memory, GROWN) for memory in ("window", "full")}
     seconds: dict[str, list[list[float]]] = {memory: [[] for _ in range(GROWN // E_LEN)] for memory in trainings}
     for _ in range(ROUNDS + 1):  # the first warms up
@@ -62,7 +62,7 @@ def growth(folder: Path) -> dict[str, float]:
         training.collector.close()
     figures = {}
     for memory, batches in seconds.items():
-        for batch in (0, 1, 3, 7):
+        for batch in (0, 1, 3, GROWN // E_LEN - 1):
             figures[f"{memory}_seconds_a_batch_to_turn_{(batch + 1) * E_LEN}"] = statistics.median(batches[batch][1:])
     return figures
 

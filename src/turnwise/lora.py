@@ -92,6 +92,8 @@ class Adapters:
 
 
 class _Merged(Mapping[str, Tensor]):
+    """Never holds more than one merged weight, so that a large model fits once and not twice."""
+
     def __init__(self, adapters: Adapters, name: str):
         self._layers, self._name = adapters.layers, name
         self._frozen = {
