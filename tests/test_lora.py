@@ -147,7 +147,9 @@ def test_a_run_leaves_adapters_and_a_whole_model(adapting, capsys):
     kept = load_file(next((folder / "checkpoints").iterdir()) / "policy.safetensors")
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in kept} == {"q_proj", "up_proj", "weight", "bias"}
     assert max(weight.abs().max() for name, weight in kept.items() if ".lora_B.actor." in name) > 0
-    assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    adapter = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    over = yaml.safe_load(adapting.read_text())["model"]["path"]
+    assert (adapter["r"], adapter["base_model_name_or_path"]) == (4, over)
     capsys.readouterr()
     assert run("eval", folder) == 0
     judged = capsys.readouterr().out

@@ -35,7 +35,13 @@ class Adapters:
         for target in config.targets:
             if target not in known:
                 raise ValueError(f"model.lora.targets names {target!r}{nearest(target, known)}")
-        self._config = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.targets or known)
+        self._config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=model.name_or_path,
+            r=config.rank,
+            lora_alpha=config.alpha,
+            target_modules=config.targets or known,
+        )
         model.requires_grad_(False)
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the second is not the first

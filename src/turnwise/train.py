@@ -184,7 +184,7 @@ class Training:
         progress = self.progress
         progress.recent = self.recent.state()
         name = f"{progress.step:06}-{progress.collected:04}-{progress.fitted:04}"
-        trained = {name: weight for name, weight in self.policy.named_parameters() if weight.requires_grad}
+        trained = {path: weight for path, weight in self.policy.named_parameters() if weight.requires_grad}
         tensors: dict[str, Mapping[str, Tensor]] = {"policy": trained}
         for model, optimizer in self.optimizers.named().items():
             tensors[f"{model}_optimizer"] = checkpoint.optimizer_tensors(optimizer)
