@@ -13,8 +13,11 @@ from turnwise.agents.programs import Command
 DEAF = "sh -c 'exec 3>{pipe}; trap \"\" TERM; sleep 60 & echo up >&3; wait'"
 
 
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(("cancels", "grace_s"), [(1, 0.1), (2, 600)])
-def test_a_program_that_does_not_stop_is_killed_with_all_that_it_started(tmp_path, monkeypatch, cancels, grace_s):
+def test_a_program_that_does_not_stop_is_killed_with_all_that_it_started(
+    tmp_path, monkeypatch, cancels, grace_s, at_once
+):
     monkeypatch.setattr(programs, "_GRACE_S", grace_s)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -22,7 +25,11 @@ def test_a_program_that_does_not_stop_is_killed_with_all_that_it_started(tmp_pat
 
     async def play() -> None:
         running = asyncio.create_task(Command(DEAF.format(pipe=pipe))(b"", {}))
-        await asyncio.to_thread(select.select, [reader], [], [], 30)
+        await asyncio.sleep(0)
+        if at_once:  # the loop stands still meanwhile, so that the program is cancelled while it starts
+            select.select([reader], [], [], 30)
+        else:
+            await asyncio.to_thread(select.select, [reader], [], [], 30)
         assert os.read(reader, 3) == b"up\n"
         for _ in range(cancels):
             running.cancel()

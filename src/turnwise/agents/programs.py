@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 from turnwise.failures import EpisodeFailure
 
+_LOOK_S = 0.02  # between two looks whether it has ended
 _GRACE_S = 5.0  # between being asked to stop and being killed
 _TAIL = 2000  # bytes of its output that are searched for a last line
 
@@ -36,9 +38,10 @@ class Command:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as written:
             given.write(told)
             given.seek(0)
+            # Not asyncio's own: cancelled while it starts a program, it forgets what the program has started.
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._words,
+                process = subprocess.Popen(
+                    self._words,
                     stdin=given,
                     stdout=written,
                     stderr=written,
@@ -48,21 +51,28 @@ class Command:
             except OSError as error:
                 raise EpisodeFailure(f"{self.line} cannot be started: {error}") from error
             try:
-                code = await process.wait()
+                code = await _ended(process)
             finally:
                 await _stop(process)
             if code:
                 raise EpisodeFailure(f"{self.line} exited with code {code}: {_last_line(written)}")
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    while (code := process.poll()) is None:
+        await asyncio.sleep(_LOOK_S)
+    return code
+
+
+async def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         with suppress(ProcessLookupError, TimeoutError):
             os.killpg(process.pid, signal.SIGTERM)
-            await asyncio.wait_for(process.wait(), _GRACE_S)
+            await asyncio.wait_for(_ended(process), _GRACE_S)
     finally:  # whoever is cancelled here too must leave nothing behind
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _last_line(output: Any) -> str:
