@@ -33,7 +33,8 @@ class Play:
         return {last for last, asked in zip(lasts, self.asked, strict=True) if not asked}
 
     def pairs(self, step: Pair, token: Pair) -> list[Pair]:
-        return [step if t in self.step_ends else token for t in range(len(self.values))]
+        ends = self.step_ends
+        return [step if t in ends else token for t in range(len(self.values))]
 
 
 def credit(estimator: Callable, plays: Sequence[Play]) -> tuple[list[list[float]], list[list[float]]]:

@@ -134,7 +134,7 @@ def test_a_hosted_model_cannot_be_trained():
 def test_through_a_server_the_embedded_model_plays_the_same_episodes():
     """Greedily, turn by turn. Our prompt limit, in tokens, does not bind a server: these prompts have more bytes."""
     config = play_config(
-        "turnwise.envs.babyai:BabyAIText",
+        "levels:Short",
         model={"path": "tiny", "device": "cpu", "precision": "fp32"},
         environment={"tasks": {"goto": {"task": "goto"}}},
         parser={"cue": "Answer with THINK: and ACTION:"},
