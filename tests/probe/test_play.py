@@ -122,7 +122,7 @@ rollout: {max_reply_tokens: 12}
 def test_the_embedded_model_is_probed_in_one_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lake.yaml").write_text(LAKE)
-    goto = ["environment.id=levels:Short", "environment.tasks={goto: {task: goto}}", "evaluation.episodes=2", "model.device=cpu"]
+    goto = ["environment.id=levels:Short", "environment.tasks={goto: {}}", "evaluation.episodes=2", "model.device=cpu"]
     assert run("tiny", "babyai-quick", *goto, "--json", "probe.json", "--memory", "1", "4") == 0
     (babyai,) = json.loads(Path("probe.json").read_text())
     assert babyai["sheets"][0]["actions"]["invalid"] == 0
