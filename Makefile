@@ -1,7 +1,8 @@
 # Two commands do all the set-up: `make train` runs the main job, `make test` the tests.
 PYTHON ?= python3
 BIN := .venv/bin
-# The CPU build of PyTorch; on a machine with a GPU choose your own, such as TORCH=torch.
+# What pip is asked for. On Linux PyPI's build is for CPUs and Nvidia GPUs; for a smaller one, of CPUs alone:
+# TORCH='torch --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
 .PHONY: setup train test check format bench clean

@@ -25,7 +25,8 @@ examples:
   turnwise train runs/babyai-quick --resume           go on after Ctrl-C or a crash, as if nothing had happened
 
 A recipe is a short YAML file; what it does not say has the default. The run's folder then holds metrics.jsonl,
-transcripts/ of some episodes, checkpoints/, and at the end model/, a Hugging Face folder."""
+transcripts/ of some episodes, checkpoints/, and at the end model/, a Hugging Face folder. What each figure means, and
+how to choose sizes, stands in docs/training.md."""
 
 _EVAL = """\
 examples:

@@ -155,7 +155,7 @@ class LoRAConfig(_Strict):
 class ModelConfig(_Strict):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
-    device: str = "auto"
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: a GPU, if there is one
     # shared: a value head on the actor's trunk; none: for estimators that compare episodes
     critic: Literal["separate", "shared", "none"] = "separate"
     lora: LoRAConfig | None = None  # adapters of actor and critic over one frozen trunk; null: all weights
@@ -334,8 +334,8 @@ class LogConfig(_Strict):
 
 
 class CheckpointConfig(_Strict):
-    every: PositiveInt = 1  # steps; a crash loses no more than these
-    keep: PositiveInt = 2
+    every: PositiveInt = 1  # steps; a crash loses no more than these, and in the warm-up one batch
+    keep: PositiveInt = 2  # checkpoints, the newest
 
 
 class Config(_Strict):

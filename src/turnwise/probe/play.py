@@ -62,6 +62,8 @@ class Plan:
 
         Makes every environment and memory once, so that mistakes are told before anything is played.
         """
+        if config.data is not None:
+            raise ValueError(f"a probe plays an environment, but {recipe} has rows of data; use turnwise eval")
         tasks = config.environment.tasks
         if not whole:
             fewer = config.evaluation.model_copy(update={"episodes": max(1, min(EPISODES, IN_ALL // len(tasks)))})
