@@ -28,15 +28,26 @@ def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("memory", "steps", "kills"), [("window", 16, 5), ("note", 6, 2)])
+@pytest.mark.parametrize(
+    ("memory", "steps", "kills", "more"),
+    [("window", 16, 5, []), ("note", 6, 2, ["checkpoint.every=2", "warmup.w_epoch=3"])],
+)
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     recipe: Path,  # noqa: F811
     memory: str,
     steps: int,
     kills: int,
+    more: list[str],
     tmp_path: Path,
 ) -> None:
-    common = [f"steps={steps}", f"memory.use={memory}", "rollout.n_env=3", "rollout.e_len=4", "update.minibatch=6"]
+    common = [
+        f"steps={steps}",
+        f"memory.use={memory}",
+        "rollout.n_env=3",
+        "rollout.e_len=4",
+        "update.minibatch=6",
+        *more,
+    ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run("train", recipe, *common, f"run={whole}") == 0
     luck = random.Random(memory)

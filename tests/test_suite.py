@@ -12,7 +12,7 @@ from helpers import play_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import Config, differences
+from turnwise.config import Config, DataConfig, differences
 from turnwise.engines.chat import Conversation
 from turnwise.episodes import Folder, protocol_of
 from turnwise.evaluate import eval_seed
@@ -214,6 +214,9 @@ def test_what_is_not_installed_is_missing_and_all_other_mistakes_are_mistakes():
         split_missing({"away": absent})
     with pytest.raises(ValueError, match="does not take the arguments"):
         split_missing({"here": play_config("helpers:Ladder", environment={"kwargs": {"size": 3}})})
+    rows = {"generate": {"use": "arithmetic", "level": 1}, "convert": {"use": "gsm8k"}}
+    with pytest.raises(ValueError, match="there in the suite has rows of data"):
+        split_missing({"here": good, "there": good.model_copy(update={"data": DataConfig.model_validate(rows)})})
 
 
 @pytest.mark.parametrize(

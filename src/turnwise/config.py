@@ -334,7 +334,7 @@ class LogConfig(_Strict):
 
 
 class CheckpointConfig(_Strict):
-    every: PositiveInt = 1  # steps; a crash loses no more than these, and in the warm-up one batch
+    every: PositiveInt = 1  # steps, and in the warm-up batches and fits; a crash loses no more than these
     keep: PositiveInt = 2  # checkpoints, the newest
 
 

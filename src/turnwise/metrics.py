@@ -77,6 +77,8 @@ def measure(segments: Sequence[Segment], tally: Tally) -> dict[str, float]:
     if outcomes:
         figures["episodes/return"] = sum(outcome.episode_return for outcome in outcomes) / len(outcomes)
         figures["episodes/turns"] = sum(outcome.turns for outcome in outcomes) / len(outcomes)
+        if told := [outcome.progression for outcome in outcomes if outcome.progression is not None]:
+            figures["episodes/progression"] = sum(told) / len(told)
         names = {name: None for outcome in outcomes for name in outcome.figures}  # in the order of the first mention
         for name in names:
             figures[name] = sum(outcome.figures.get(name, 0.0) for outcome in outcomes) / len(outcomes)

@@ -69,7 +69,7 @@ class Run:
         (self.folder / "transcripts" / name).write_text(transcript.text)
 
     def keep_warmup(self, number: int, segments: list[Segment]) -> None:
-        """A file a batch, so that a crash in a long warm-up loses one batch at most."""
+        """A file a batch: a checkpoint does not hold them."""
         folder = self.folder / "warmup"
         folder.mkdir(exist_ok=True)
         (folder / f"{number:05}.json").write_bytes(_SEGMENTS.dump_json(segments))

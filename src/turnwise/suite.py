@@ -45,6 +45,8 @@ def split_missing(suite: Suite) -> tuple[Suite, dict[str, str]]:
     """What can be played here, and why the rest cannot: a package that it needs is not installed."""
     ready, missing = {}, {}
     for name, config in suite.items():
+        if config.data is not None:
+            raise ValueError(f"{name} in the suite has rows of data; suites are played in environments")
         try:
             for task in config.tasks:
                 make_environment(config.environment, task).close()

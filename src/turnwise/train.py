@@ -102,10 +102,9 @@ class Training:
         if not self.advantage.critic:
             credited |= measure_groups(segments)
         stats |= {"kl/coefficient": progress.kl_coefficient}
-        self.adapt_kl(credited.get("kl/all", 0.0))
+        self.adapt_kl(credited.get("kl/all", 0.0), sum(len(segment.turns) for segment in segments))
         self.record(segments, stats | credited, clock)
-        if progress.step % config.checkpoint.every == 0:
-            self.save()
+        self.save_in_turn(progress.step)
 
     def warm_up(self, stop: Event) -> None:
         """Teach the critic before the actor moves: collect with the actor frozen, then credit and fit in turns."""
@@ -117,7 +116,7 @@ class Training:
             self.warmup_segments += segments
             progress.collected += 1
             self.record(segments, {"warmup/collected": progress.collected}, clock)
-            self.save()
+            self.save_in_turn(progress.collected)
         if progress.warm or not self.warmup_segments or stop.is_set():
             return
         batch = pack(self.warmup_segments)
@@ -141,7 +140,7 @@ class Training:
             )
             if progress.warm:
                 self.warmup_segments = []
-            self.save()
+            self.save_in_turn(progress.fitted)
 
     def record(self, segments: list[Segment], stats: dict[str, float], clock: "Clock") -> None:
         """Tell everybody what happened in a batch."""
@@ -172,12 +171,16 @@ class Training:
         self.run.log(line)
         self.progress.lines += 1
 
-    def adapt_kl(self, kl: float) -> None:
+    def adapt_kl(self, kl: float, turns: int) -> None:
         """Move an adaptive KL coefficient towards its target (Ziegler et al. 2019, arXiv:1909.08593, section 2.2)."""
         if self.config.kl.schedule == "adaptive":
             error = max(-0.2, min(0.2, kl / self.config.kl.target - 1))
-            turns = self.config.rollout.n_env * self.config.rollout.e_len
             self.progress.kl_coefficient *= 1 + error * turns / self.config.kl.horizon
+
+    def save_in_turn(self, done: int) -> None:
+        """After every so many steps, warm-up batches and fits of the critic."""
+        if done % self.config.checkpoint.every == 0:
+            self.save()
 
     def save(self, final: bool = False) -> None:
         """Write a checkpoint, and at the end the trained policy as a Hugging Face folder."""

@@ -324,7 +324,9 @@ def plain_line(status: Status, tasks: Sequence[str]) -> str:
 
     kl = [*short("think", "kl/reasoning"), *short("act", "kl/action")]
     left_s = status.left_s(0.0)
+    rates = [(printable(task), success(figures, task)) for task in tasks]
     rest = [
+        *([] if any(rate for _, rate in rates) else short("progression", "episodes/progression")),
         *short("reward", "turns/reward"),
         *short("valid", "turns/valid"),
         *([f"KL {' '.join(kl)}"] if kl else []),
@@ -332,7 +334,6 @@ def plain_line(status: Status, tasks: Sequence[str]) -> str:
         *([f"{figures['time/turns_per_s']:,.0f} turns/s"] if "time/turns_per_s" in figures else []),
         *([f"ETA {clock(left_s)}"] if left_s is not None else []),
     ]
-    rates = [(printable(task), success(figures, task)) for task in tasks]
     choices = [
         " ".join(f"{task} {s[0]:.2f} [{s[1]:.2f}, {s[2]:.2f}]" if s else f"{task} -" for task, s in rates),
         " ".join(f"{task} {s[0]:.2f}" if s else f"{task} -" for task, s in rates),
