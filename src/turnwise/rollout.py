@@ -115,7 +115,8 @@ class Slot:
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
         self._held: list[_Held] = []
-        self._news = asyncio.Event()  # the episode ended, or waits
+        self._asked = 0  # replies that are being sampled
+        self._news = asyncio.Event()  # the episode ended, waits, or got a reply
         self._engine: Engine | None = None
         self._full: Callable[[], bool] = lambda: True
 
@@ -154,7 +155,8 @@ class Slot:
         for one in held:
             if not one.go.done():  # its call may have been given up
                 one.go.set_result(None)
-        while not (full() and (self._playing is None or self._held)):
+        # The weights change between batches, and the loop stands still: no reply may be under way then.
+        while not (full() and not self._asked and (self._playing is None or self._held)):
             if self._playing is None:
                 self._playing = asyncio.create_task(self._play_on())
                 self._playing.add_done_callback(lambda _: self._news.set())
@@ -196,7 +198,12 @@ class Slot:
             await one.go
         assert self._engine is not None
         start_s = now()
-        generation = await self._engine.generate(prompt, self._sampling(), self.name)
+        self._asked += 1
+        try:
+            generation = await self._engine.generate(prompt, self._sampling(), self.name)
+        finally:
+            self._asked -= 1
+            self._news.set()
         if recording:
             recording.sampled(prompt, generation, start_s)
         return generation

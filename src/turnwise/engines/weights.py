@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,7 +32,10 @@ class WeightsFolder:
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor once: a head that is tied to the embeddings is known by their name."""
-    seen: dict[int, str] = {}
+    kept: dict[str, Tensor] = {}
+    # Weakly, since weights that are made when read are gone when others take their place in memory.
+    seen: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
     for name, tensor in weights.items():
-        seen.setdefault(tensor.data_ptr(), name)
-    return {name: weights[name].detach().cpu().contiguous() for name in seen.values()}
+        if seen.setdefault(tensor.data_ptr(), tensor) is tensor:
+            kept[name] = tensor.detach().cpu().contiguous()
+    return kept
