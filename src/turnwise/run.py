@@ -65,7 +65,8 @@ class Run:
             self.metrics.write_text("".join(kept))
 
     def write(self, transcript: Transcript) -> None:
-        name = f"slot{transcript.slot:03}-episode{transcript.episode:05}-{transcript.task}.txt"
+        task = transcript.task.replace("/", "-")  # Gymnasium has names such as ALE/Pong-v5
+        name = f"slot{transcript.slot:03}-episode{transcript.episode:05}-{task}.txt"
         (self.folder / "transcripts" / name).write_text(transcript.text)
 
     def keep_warmup(self, number: int, segments: list[Segment]) -> None:
