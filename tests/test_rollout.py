@@ -983,6 +983,30 @@ def test_an_episode_without_a_turn_is_a_failure(renderer):
         Collector(reading(turns=0), renderer).collect(Scripted(renderer))
 
 
+class Doubting(Reader):
+    """Begins to ask something else first, and thinks better of it."""
+
+    async def run(self, session: Any) -> Ending:
+        doubt = asyncio.create_task(session.generate(self.codec.prompt([{"role": "user", "content": "Really?"}])))
+        await asyncio.sleep(0)
+        doubt.cancel()
+        await asyncio.wait([doubt])
+        return await super().run(session)
+
+
+def test_replies_after_a_crash_have_the_luck_that_they_would_have_had(renderer):
+    config, engine = reading(use=f"{__name__}:Doubting"), Scripted(renderer, ["yes"])
+    steady, restored = Collector(config, renderer), Collector(config, renderer)
+    steady.collect(engine)
+    assert restored.restore(json.loads(json.dumps(steady.state()))) == 0
+    seeds = []
+    for collector in (steady, restored):
+        engine.samplings.clear()
+        collector.collect(engine)
+        seeds.append([sampling.seed for sampling in engine.samplings])
+    assert seeds[0] == seeds[1]
+
+
 # -- calls that are given up while they wait for the next batch
 
 

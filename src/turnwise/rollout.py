@@ -181,8 +181,9 @@ class Slot:
         known, episode = self.episode.journal, self.episode
         if known:
             kept = None if episode.transcript is None else []
+            sampled, recording = episode.sampled, episode.recording
             self.episode = Episode(
-                episode.number, episode.seed, begun=True, transcript=kept, recording=episode.recording
+                episode.number, episode.seed, begun=True, sampled=sampled, transcript=kept, recording=recording
             )
         return _Session(self, known)
 
@@ -359,7 +360,6 @@ class _Session:
         generation = known.popleft()
         self._left -= 1
         self._old.append(generation)
-        self._slot.episode.sampled += 1
         return generation
 
     def record(self, turn: Turn) -> None:
