@@ -96,6 +96,15 @@ def test_an_architecture_with_other_names_is_read_whole():
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+def test_nothing_is_dropped_while_activations_are_checkpointed():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4))
+    prepare(model)
+    row = ids(9)
+    line, places = line_of(row[:0], [row]), torch.arange(9)
+    sampled = read(model.eval().transformer, line, places)
+    assert torch.equal(read(model.train().transformer, line, places), sampled)
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -62,7 +62,9 @@ class Run:
         """Cut metrics.jsonl back to what a checkpoint knows: the rest is about to happen again."""
         if self.metrics.exists():
             kept = self.metrics.read_text().splitlines(keepends=True)[:lines]
-            self.metrics.write_text("".join(kept))
+            draft = self.metrics.with_suffix(".draft")
+            draft.write_text("".join(kept))
+            draft.rename(self.metrics)  # whole or not at all
 
     def write(self, transcript: Transcript) -> None:
         task = transcript.task.replace("/", "-")  # Gymnasium has names such as ALE/Pong-v5

@@ -43,6 +43,9 @@ def prepare(model: PreTrainedModel) -> None:
             "choose a model that takes them as its head gives them"
         )
     model.set_attn_implementation(ATTENTION)
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
 
 
 def padded(count: int) -> int:
