@@ -36,7 +36,8 @@ from turnwise.view import View
 def train(config: Config, resume: bool = False) -> bool:
     """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
     training = Training(config, resume)
-    servers = closing(training.engine) if hasattr(training.engine, "close") else nullcontext()
+    engine: Any = training.engine
+    servers = closing(engine) if hasattr(engine, "close") else nullcontext()
     with servers, closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
         training.warm_up(stop)
         while training.progress.step < config.steps and not stop.is_set():
