@@ -17,6 +17,7 @@ import yaml
 import turnwise
 from turnwise.cli import main
 from turnwise.config import load_config
+from turnwise.engines.make import local
 
 RECIPES = Path(turnwise.__file__).parent / "recipes"
 
@@ -65,6 +66,12 @@ def run(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
 
 
+def figures(recipe: Path, name: str) -> list[float]:
+    """What metrics.jsonl says of a figure, wherever it has it."""
+    lines = [json.loads(line) for line in (recipe.parent / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines if name in line]
+
+
 def test_a_run_leaves_its_configuration_metrics_transcripts_and_model(recipe: Path, capsys: Any) -> None:
     assert run("train", recipe) == 0
     folder = recipe.parent / "run"
@@ -98,6 +105,42 @@ def test_warm_up_ends_early_only_where_a_tolerance_says_so(recipe: Path, toleran
     assert len(losses) == iterations
     if not tolerance:
         assert any(after > before for before, after in itertools.pairwise(losses))
+
+
+def test_warm_up_may_have_nothing_to_learn(recipe: Path) -> None:
+    """Nothing was earned, and values begin at 0."""
+    nothing = ["environment.reward=native", "environment.invalid_penalty=0", "kl.reward=0"]
+    assert run("train", recipe, *nothing, "warmup.tolerance=0.01", "steps=0") == 0
+    assert figures(recipe, "critic/loss") == [0.0, 0.0]
+
+
+def test_an_adaptive_penalty_counts_the_turns_that_were_played(recipe: Path) -> None:
+    """Two slots play two episodes of three turns; the divergence is far below its target, so the most is taken off."""
+    adaptive = ["kl.schedule=adaptive", "kl.horizon=100", "kl.target=100", "warmup.w_epoch=0", "steps=2"]
+    assert run("train", recipe, *adaptive, "rollout.episodes=2", "rollout.e_len=8") == 0
+    first, second = figures(recipe, "kl/coefficient")
+    assert second / first == pytest.approx(1 - 0.2 * 12 / 100)
+
+
+def test_a_task_may_be_named_as_gymnasium_names_environments(recipe: Path) -> None:
+    assert run("train", recipe, "environment.tasks={games/Counting-v0: {}}", "warmup.w_epoch=0", "steps=2") == 0
+    assert any((recipe.parent / "run" / "transcripts").glob("*-games-Counting-v0.txt"))
+
+
+stopped: list[Any] = []
+
+
+def launched(trained: Any) -> Any:
+    """An engine that has something to let go of."""
+    engine: Any = local(trained)
+    engine.close = lambda: stopped.append(engine)
+    return engine
+
+
+def test_an_engine_is_closed_when_the_run_is_over(recipe: Path) -> None:
+    stopped.clear()
+    assert run("train", recipe, "engine.use=test_cli:launched", "warmup.w_epoch=0", "steps=0") == 0
+    assert len(stopped) == 1
 
 
 def test_eval_shows_the_run_beside_a_random_player(recipe: Path, capsys: Any) -> None:

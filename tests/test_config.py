@@ -175,6 +175,10 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             "agent: {use: tool}\ndata: {train: rows.csv}\nenvironment: {tasks: {a: {}}, shares: {a: 2}}",
             ["environment.shares does nothing"],
         ),
+        (
+            "agent: {use: tool}\ndata: {train: rows.csv}\nrollout: {max_episode_turns: 3}",
+            ["rollout.max_episode_turns=3 does nothing", "agent.max_turns"],
+        ),
         ("environment: {tasks: {a: {}, b: {}}, shares: {a: 40}}", ["n_env=32", "cannot hold 2 tasks", "41 in all"]),
         # wrong kinds of values
         ("update: {epochs: two}", ["update.epochs", "'two'", "integer"]),

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from turnwise.batch import Batch, pack
 from turnwise.config import LoRAConfig, load_config
 from turnwise.engines.local import LocalEngine
+from turnwise.engines.weights import WeightsFolder
 from turnwise.lora import Adapters
 from turnwise.policy import Policy
 from turnwise.train import Training
@@ -116,6 +117,16 @@ def test_what_is_saved_is_the_actor(tiny, batch, tmp_path):
     expected = logprobs(policy, batch)
     for model in (whole, merged):
         assert torch.allclose(logprobs(Policy(model, "none", False), batch), expected, atol=1e-4)
+
+
+def test_servers_get_every_merged_weight(tiny, tmp_path):
+    """Each is made when it is read, so that a later one may lie where an earlier one lay."""
+    policy = adapted(tiny[0])
+    sent = load_file(WeightsFolder(tmp_path).write(policy.weights(), 1) / "model.safetensors")
+    expected = dict(policy.weights())
+    assert expected.keys() - sent.keys() <= {"lm_head.weight"}  # tied to the embeddings
+    for name, weight in sent.items():
+        assert torch.equal(weight, expected[name])
 
 
 @pytest.fixture

@@ -455,9 +455,3 @@ def test_the_penalty_is_paid_token_by_token(tiny):
     scores = policy.score(batch, 500, reference=False)
     assign_credit(batch, Scores(scores.values, scores.bootstraps, reference), Keep(), 0.2)
     assert torch.allclose(seen[0], batch.rewards - 0.2 * torch.linspace(-1, 1, len(batch.logprobs)), atol=1e-6)
-
-
-def test_a_model_that_caps_its_logits_is_refused(tiny):
-    tiny[0].config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="qwen2 caps its logits"):
-        Policy(tiny[0])

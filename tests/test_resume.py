@@ -8,14 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import play_config
 from safetensors.torch import load_file
 from test_cli import recipe, run, start, wait_for_lines  # noqa: F401  (a fixture)
+
+from turnwise.run import Run
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
     """All metrics but the times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+
+
+def test_a_kill_while_metrics_are_cut_back_loses_none(tmp_path, monkeypatch):
+    run = Run(play_config(run=str(tmp_path)), resume=False)
+    for number in range(3):
+        run.log({"step": number})
+    before = run.metrics.read_text()
+
+    def die(path: Path, text: str) -> None:
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "write_text", die)
+        run.forget_after(2)
+    assert run.metrics.read_text() == before
+    run.forget_after(2)
+    assert run.metrics.read_text() == before[: before.index('{"step": 2')]
 
 
 def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path) -> None:

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -673,8 +673,9 @@ def test_prompts_are_shortened_no_further_than_needed(renderer):
         assert shown_steps(again.prompts[4]) == shown
 
 
-def test_nothing_is_counted_where_nothing_was_shortened(renderer):
-    collector = Collector(long_config(50, max_prompt_tokens=4000, e_len=5), renderer)
+@pytest.mark.parametrize("memory", [{"use": "window", "turns": 4}, {"use": "note"}], ids=lambda memory: memory["use"])
+def test_nothing_is_counted_where_nothing_was_shortened(renderer, memory):
+    collector = Collector(long_config(50, memory, max_prompt_tokens=4000, e_len=5), renderer)
     collector.collect(Scripted(renderer))
     assert collector.tally.shortened_prompts == 0
 
@@ -982,6 +983,30 @@ def test_an_episode_without_a_turn_is_a_failure(renderer):
         Collector(reading(turns=0), renderer).collect(Scripted(renderer))
 
 
+class Doubting(Reader):
+    """Begins to ask something else first, and thinks better of it."""
+
+    async def run(self, session: Any) -> Ending:
+        doubt = asyncio.create_task(session.generate(self.codec.prompt([{"role": "user", "content": "Really?"}])))
+        await asyncio.sleep(0)
+        doubt.cancel()
+        await asyncio.wait([doubt])
+        return await super().run(session)
+
+
+def test_replies_after_a_crash_have_the_luck_that_they_would_have_had(renderer):
+    config, engine = reading(use=f"{__name__}:Doubting"), Scripted(renderer, ["yes"])
+    steady, restored = Collector(config, renderer), Collector(config, renderer)
+    steady.collect(engine)
+    assert restored.restore(json.loads(json.dumps(steady.state()))) == 0
+    seeds = []
+    for collector in (steady, restored):
+        engine.samplings.clear()
+        collector.collect(engine)
+        seeds.append([sampling.seed for sampling in engine.samplings])
+    assert seeds[0] == seeds[1]
+
+
 # -- calls that are given up while they wait for the next batch
 
 
@@ -1032,3 +1057,50 @@ def test_a_call_that_is_given_up_between_batches_harms_no_batch(renderer, mode, 
         assert [len(acted(segments, slot)) for slot in range(2)] == [1, 1]
     first = [segments[0].episode for segments in batches]
     assert first == ([1, 1, 2] if fails else [0, 0, 1])
+
+
+# -- agents that ask for several replies at once
+
+
+class Twofold:
+    """Asks two questions on and on, side by side."""
+
+    def __init__(self, setting: Any):
+        self.codec = setting.codec
+
+    async def run(self, session: Any) -> Ending:
+        await asyncio.gather(*(self._ask(session, number) for number in range(2)))
+        return Ending(())
+
+    async def _ask(self, session: Any, number: int) -> None:
+        for _ in range(5):
+            prompt = self.codec.prompt([{"role": "user", "content": f"{session.name}.{number}"}])
+            reply = await session.generate(prompt)
+            text = self.codec.text(reply.token_ids)
+            action = Action(text, "valid", text, "", 0)
+            session.record(Turn(Observation(""), prompt, reply, action, 0, 0.5, *[text] * 3))
+
+
+class Slow(Scripted):
+    """Takes long to answer the second question."""
+
+    under_way = 0
+
+    async def generate(self, prompt_ids: Any, sampling: Any, request_id: str = "") -> Any:
+        reply = await super().generate(prompt_ids, sampling, request_id)
+        self.under_way += 1
+        for _ in range(20 * (".1<" in self.renderer.tokenizer.decode(list(prompt_ids)))):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        return reply
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_no_reply_is_under_way_when_a_batch_ends(renderer, mode):
+    agent, rollout = {"use": f"{__name__}:Twofold"}, {"n_env": 2, "e_len": 2, "mode": mode}
+    with closing(Collector(play_config(agent=agent, rollout=rollout), renderer)) as collector:
+        engine = Slow(renderer, ["yes"])
+        for _ in range(4):
+            segments = collector.collect(engine)
+            assert engine.under_way == 0
+            assert all(len(acted(segments, slot)) in (2, 3) for slot in range(2))

@@ -1,11 +1,19 @@
 """Rows in one line, read by a model, are what they are when it reads each by itself."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen2Config,
+)
 
 from turnwise.batch import Line
 from turnwise.models import arithmetic
@@ -88,11 +96,47 @@ def test_an_architecture_with_other_names_is_read_whole():
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_sliding_windows_are_refused():
-    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    model = Qwen2ForCausalLM(Qwen2Config(**SMALL, num_key_value_heads=2, **window))
+def test_nothing_is_dropped_while_activations_are_checkpointed():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4))
+    prepare(model)
+    row = ids(9)
+    line, places = line_of(row[:0], [row]), torch.arange(9)
+    sampled = read(model.eval().transformer, line, places)
+    assert torch.equal(read(model.train().transformer, line, places), sampled)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1, num_key_value_heads=2),
+        MistralConfig(**SMALL, sliding_window=4),  # whose config names no layers
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_sliding_windows_are_refused(config):
     with pytest.raises(ValueError, match="sliding_attention"):
-        prepare(deepcopy(model))
+        prepare(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_window_that_is_not_used_is_none():
+    prepare(AutoModelForCausalLM.from_config(MistralConfig(**SMALL, sliding_window=None)))
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (LlamaConfig(**SMALL, final_logit_softcapping=30.0), "final_logit_softcapping"),
+        (GraniteConfig(**SMALL, logits_scaling=8.0), "logits_scaling"),
+        (CohereConfig(**SMALL), "logit_scale"),
+    ],
+)
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(config, name):
+    with pytest.raises(ValueError, match=rf"{config.model_type} changes its logits \({name}\)"):
+        prepare(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_scale_of_one_changes_nothing():
+    prepare(AutoModelForCausalLM.from_config(GraniteConfig(**SMALL, logits_scaling=1.0)))
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -403,6 +403,11 @@ class Config(_Strict):
                 "agent.use is gym, which plays the environment and would never see the samples of data; "
                 "set another, such as agent.use=tool"
             )
+        if self.data is not None and self.agent.use in COMPONENTS["agent"] and rollout.max_episode_turns is not None:
+            raise ValueError(
+                f"rollout.max_episode_turns={rollout.max_episode_turns} does nothing where samples are played; "
+                "leave it out, or see agent.max_turns"
+            )
         return self
 
     @property

@@ -57,8 +57,6 @@ class Policy(nn.Module):
         adapters: Adapters | None = None,
     ):
         super().__init__()
-        if getattr(actor.config, "final_logit_softcapping", None):
-            raise ValueError(f"model: {actor.config.model_type} caps its logits, which the trainer does not reproduce")
         prepare(actor)
         self.actor = actor
         self.adapters = adapters

@@ -115,7 +115,8 @@ class Slot:
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
         self._held: list[_Held] = []
-        self._news = asyncio.Event()  # the episode ended, or waits
+        self._asked = 0  # replies that are being sampled
+        self._news = asyncio.Event()  # the episode ended, waits, or got a reply
         self._engine: Engine | None = None
         self._full: Callable[[], bool] = lambda: True
 
@@ -154,7 +155,8 @@ class Slot:
         for one in held:
             if not one.go.done():  # its call may have been given up
                 one.go.set_result(None)
-        while not (full() and (self._playing is None or self._held)):
+        # The weights change between batches, and the loop stands still: no reply may be under way then.
+        while not (full() and not self._asked and (self._playing is None or self._held)):
             if self._playing is None:
                 self._playing = asyncio.create_task(self._play_on())
                 self._playing.add_done_callback(lambda _: self._news.set())
@@ -179,8 +181,9 @@ class Slot:
         known, episode = self.episode.journal, self.episode
         if known:
             kept = None if episode.transcript is None else []
+            sampled, recording = episode.sampled, episode.recording
             self.episode = Episode(
-                episode.number, episode.seed, begun=True, transcript=kept, recording=episode.recording
+                episode.number, episode.seed, begun=True, sampled=sampled, transcript=kept, recording=recording
             )
         return _Session(self, known)
 
@@ -196,7 +199,12 @@ class Slot:
             await one.go
         assert self._engine is not None
         start_s = now()
-        generation = await self._engine.generate(prompt, self._sampling(), self.name)
+        self._asked += 1
+        try:
+            generation = await self._engine.generate(prompt, self._sampling(), self.name)
+        finally:
+            self._asked -= 1
+            self._news.set()
         if recording:
             recording.sampled(prompt, generation, start_s)
         return generation
@@ -352,7 +360,6 @@ class _Session:
         generation = known.popleft()
         self._left -= 1
         self._old.append(generation)
-        self._slot.episode.sampled += 1
         return generation
 
     def record(self, turn: Turn) -> None:

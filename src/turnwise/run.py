@@ -62,10 +62,13 @@ class Run:
         """Cut metrics.jsonl back to what a checkpoint knows: the rest is about to happen again."""
         if self.metrics.exists():
             kept = self.metrics.read_text().splitlines(keepends=True)[:lines]
-            self.metrics.write_text("".join(kept))
+            draft = self.metrics.with_suffix(".draft")
+            draft.write_text("".join(kept))
+            draft.rename(self.metrics)  # whole or not at all
 
     def write(self, transcript: Transcript) -> None:
-        name = f"slot{transcript.slot:03}-episode{transcript.episode:05}-{transcript.task}.txt"
+        task = transcript.task.replace("/", "-")  # Gymnasium has names such as ALE/Pong-v5
+        name = f"slot{transcript.slot:03}-episode{transcript.episode:05}-{task}.txt"
         (self.folder / "transcripts" / name).write_text(transcript.text)
 
     def keep_warmup(self, number: int, segments: list[Segment]) -> None:

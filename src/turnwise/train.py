@@ -4,8 +4,8 @@ collect turns -> pack them into rows -> judge them -> credit them -> update -> p
 """
 
 import math
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from threading import Event
 from typing import Any
@@ -36,7 +36,9 @@ from turnwise.view import View
 def train(config: Config, resume: bool = False) -> bool:
     """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
     training = Training(config, resume)
-    with closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
+    engine: Any = training.engine
+    servers = closing(engine) if hasattr(engine, "close") else nullcontext()
+    with servers, closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
         training.warm_up(stop)
         while training.progress.step < config.steps and not stop.is_set():
             training.step()
@@ -102,7 +104,7 @@ class Training:
         if not self.advantage.critic:
             credited |= measure_groups(segments)
         stats |= {"kl/coefficient": progress.kl_coefficient}
-        self.adapt_kl(credited.get("kl/all", 0.0), sum(len(segment.turns) for segment in segments))
+        self.adapt_kl(credited.get("kl/all", 0.0), acted(segments))
         self.record(segments, stats | credited, clock)
         self.save_in_turn(progress.step)
 
@@ -130,8 +132,8 @@ class Training:
             )  # fmt: skip
             progress.fitted += 1
             before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
-            gained = math.inf if before is None else (before - progress.critic_loss) / before
-            converged = warmup.tolerance > 0 and gained < warmup.tolerance
+            fell = math.inf if before is None else before - progress.critic_loss
+            converged = warmup.tolerance > 0 and fell < warmup.tolerance * (before or 0.0)
             progress.warm = converged or progress.fitted >= warmup.w_iter
             self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
             self.view.say(
@@ -146,15 +148,15 @@ class Training:
         """Tell everybody what happened in a batch."""
         progress, tally = self.progress, self.collector.tally
         self.recent.add(segments)
-        acted = sum(not turn.of_memory for segment in segments for turn in segment.turns)
-        progress.turns += acted
+        turns = acted(segments)
+        progress.turns += turns
         progress.seconds += clock.total()
         figures = {"turns": progress.turns, **self.recent.metrics(), **measure(segments, tally), **stats}
         figures |= {f"time/{name}_s": seconds for name, seconds in clock.laps.items()}
         self.traces.tell(tally.traces, progress.step)
         progress.traces = self.traces.told
         figures |= self.traces.figures
-        figures |= {"time/step_s": clock.total(), "time/turns_per_s": acted / clock.total()}
+        figures |= {"time/step_s": clock.total(), "time/turns_per_s": turns / clock.total()}
         training = "warmup/collected" not in stats
         said = invalid_texts(segments)
         self.log({"phase": "train" if training else "warmup", "step": progress.step, **figures, "invalid_texts": said})
@@ -218,6 +220,11 @@ class Training:
         self.run.forget_after(self.progress.lines)
         self.traces.go_on_from(self.progress.traces)
         return lost
+
+
+def acted(segments: Iterable[Segment]) -> int:
+    """How many turns were played in the environment."""
+    return sum(not turn.of_memory for segment in segments for turn in segment.turns)
 
 
 def make_trackers(config: Config, run: Run) -> list[Tracker]:

@@ -18,20 +18,34 @@ from transformers.masking_utils import sdpa_mask
 from turnwise.batch import Line
 
 ATTENTION = "turnwise_line"
+_AFTER_THE_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _COUNT = 64  # a processor prepares every new shape of a product anew, so only few are let occur
 _WIDTH = 16  # likewise for the rows side by side of which attention is taken
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Teach a model to read lines. One whose attention is not the plain causal one is refused with a ValueError."""
+    """Teach a model to read lines.
+
+    One whose attention is not the plain causal one, or whose logits are not what its head says, is a ValueError.
+    """
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    plain = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"  # of older configs
+    kinds = set(getattr(config, "layer_types", None) or [plain])
     if kinds != {"full_attention"} or not model._supports_sdpa or not model._can_set_attn_implementation():
         raise ValueError(
             f"model: {config.model_type} has attention of its own ({', '.join(sorted(kinds))}); "
             "only models with plain full attention in every layer can be trained and sampled in this process"
         )
+    changed = [name for name in _AFTER_THE_HEAD if getattr(config, name, None) not in (None, 1)]
+    if changed:
+        raise ValueError(
+            f"model: {config.model_type} changes its logits ({', '.join(changed)}), which is not done here; "
+            "choose a model that takes them as its head gives them"
+        )
     model.set_attn_implementation(ATTENTION)
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
 
 
 def padded(count: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,9 @@ def test_a_sample_may_name_its_agent(renderer):
     assert len(segment.turns) == 1
     with pytest.raises(ValueError, match="a sample names the agent 'nobody'"):
         play(renderer, replies, extra={"agent_name": "nobody"})
+    with pytest.raises(ValueError, match="a sample names the agent 'this:d'"):  # rows load no code
+        play(renderer, replies, extra={"agent_name": "this:d"})
+    assert "this" not in sys.modules
 
 
 def test_a_user_may_go_on_asking(renderer, tmp_path: Path):

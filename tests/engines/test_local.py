@@ -294,6 +294,21 @@ def test_a_caller_who_leaves_disturbs_nobody(engine):
             assert_same(answer, alone(engine, prompt, sampling))
 
 
+def test_what_nobody_waits_for_any_more_is_not_sampled_on(tiny):
+    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+
+    async def leave() -> bool:
+        task = asyncio.create_task(engine.generate(PROMPTS[0], Sampling(1000)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert engine._driver is not None
+        return engine._driver.done()
+
+    assert asyncio.run(leave())
+
+
 # -- how a reply ends
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -191,6 +192,12 @@ def test_an_environment_that_cannot_be_made_is_one_sentence_at_once(pools, worke
     config = play_config("faulty:Faulty", environment=environment)
     with pytest.raises(ValueError, match=message):
         Host(config.environment, next(iter(config.environment.tasks)), "", pools(workers))
+
+
+def test_what_cannot_be_sent_to_a_process_is_told_at_once(pools):
+    for _ in range(2):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            pools("process").open(lambda: None).call("offer").result(10)
 
 
 @pytest.mark.parametrize("workers", KINDS)

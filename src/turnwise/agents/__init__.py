@@ -31,7 +31,7 @@ class Agents:
         if use in ("", config.agent.use):
             return config.agent
         known = [*config.agents, *COMPONENTS["agent"]]
-        if use not in known and ":" not in use:
+        if use not in known:  # `module:Class` is for recipes alone: data is not trusted to load code
             raise ValueError(
                 f"a sample names the agent {name!r}{nearest(name, known)}; or describe it in agents.{name}"
             )

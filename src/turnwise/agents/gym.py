@@ -108,12 +108,12 @@ class Gym:
     async def _prompt(self, standing: Standing, ask: Any) -> tuple[tuple[int, ...], bool]:
         """The next prompt; where it is too long, without the oldest turns, and then True."""
         limit = self.config.rollout.max_prompt_tokens
-        past = list(standing.past)
+        past = whole = list(standing.past)
         while True:
             messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask)
             prompt = self.codec.prompt(messages)
             if len(prompt) <= limit:
-                return prompt, len(past) < len(standing.past)
+                return prompt, len(past) < len(whole)
             if not past:
                 raise ValueError(
                     f"rollout.max_prompt_tokens is {limit}, but the instructions and one observation of "

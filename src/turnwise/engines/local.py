@@ -220,7 +220,7 @@ class LocalEngine:
     def _finish(self, row: int) -> None:
         request = self._running[row]
         stopped = request.tokens[-1] in self._stop_ids
-        if not stopped and len(request.tokens) < request.sampling.max_tokens:
+        if not stopped and len(request.tokens) < request.sampling.max_tokens and not request.done.cancelled():
             return
         self._running[row] = self._running[-1]
         self._running.pop()

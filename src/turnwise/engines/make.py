@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from turnwise.engines.servers import Server
 
+_START_S = 900.0
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -51,7 +53,7 @@ def vllm(
     launch: int = 0,
     python: str = sys.executable,
     options: Mapping[str, Any] | None = None,
-    start_s: float = 900.0,
+    start_s: float = _START_S,
     weights: str = "",
     timeout_s: float = 300.0,
     max_failures: int = 3,
@@ -65,10 +67,12 @@ def vllm(
     """
     from turnwise.engines.vllm import VLLMServer, start
 
-    if bool(urls) == bool(launch):
+    if bool(urls) == (launch > 0):
         raise ValueError(f"engine.urls is {list(urls)} and engine.launch is {launch}; give one of the two")
-    if urls and (options or python != sys.executable):
-        raise ValueError("engine.options and engine.python do nothing for servers at engine.urls; leave them out")
+    if urls and (options or python != sys.executable or start_s != _START_S):
+        raise ValueError(
+            "engine.options and engine.python and engine.start_s do nothing for servers at engine.urls; leave them out"
+        )
     path, device = str(trained.model.name_or_path), trained.model.device.type  # whose shape and first weights it has
     dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
     servers: list[VLLMServer] = [VLLMServer(url, trained.stop_ids) for url in urls]

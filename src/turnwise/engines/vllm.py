@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from turnwise.engines.launch import Launched, free_port
@@ -32,12 +33,13 @@ class VLLMServer:
         self._launched = launched
         self._on_a_processor: bool | None = None  # None: not asked yet
         self._loaded = False
+        self._salt = token_hex(8)  # no version, which an earlier run may have had for other weights
 
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {
             "token_ids": list(prompt_ids),
             "sampling_params": self._parameters(sampling),
-            "cache_salt": str(version),  # keys and values are kept, but never read under other weights
+            "cache_salt": self._salt,  # keys and values are kept, but never read under other weights
             "stream": True,
         }
         async with aclosing(self._line.events("/inference/v1/generate", body)) as events:
@@ -91,7 +93,7 @@ class VLLMServer:
         if self._on_a_processor:
             self._line.post("/collective_rpc", {"method": "turnwise_pack_heads"})
         self._line.post("/update_weight_version", {"new_version": str(version)})
-        self._loaded = True
+        self._loaded, self._salt = True, token_hex(8)
 
     def _examine(self) -> bool:
         """Whether the server runs on a processor; one that would answer wrongly is refused."""

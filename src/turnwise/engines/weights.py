@@ -1,11 +1,15 @@
 """Weights on their way to servers: a folder of safetensors for each version."""
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from safetensors.torch import save_file
 from torch import Tensor
+
+_OURS = re.compile(r"\d{6,}(\.draft)?")  # the user's folder may hold what is not
 
 
 class WeightsFolder:
@@ -21,8 +25,8 @@ class WeightsFolder:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         save_file(_untied(weights), draft / "model.safetensors", metadata={"format": "pt"})
-        for old in self.folder.glob("[0-9]*"):
-            if old != draft:
+        for old in self.folder.iterdir():
+            if _OURS.fullmatch(old.name) and old != draft:
                 shutil.rmtree(old)
         draft.rename(target)
         self.newest = target
@@ -31,7 +35,11 @@ class WeightsFolder:
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor once: a head that is tied to the embeddings is known by their name."""
-    seen: dict[int, str] = {}
+    kept: dict[str, Tensor] = {}
+    # Weakly, since weights that are made when read are gone when others take their place in memory.
+    seen: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
     for name, tensor in weights.items():
-        seen.setdefault(tensor.data_ptr(), name)
-    return {name: weights[name].detach().cpu().contiguous() for name in seen.values()}
+        if tensor.data_ptr() not in seen:
+            seen[tensor.data_ptr()] = tensor
+            kept[name] = tensor.detach().cpu().contiguous()
+    return kept

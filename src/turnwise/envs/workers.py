@@ -187,7 +187,7 @@ class _Process:
             if future.set_running_or_notify_cancel():
                 try:
                     _settle(future, self._ask(tenant, name, arguments))
-                except EnvironmentFailure as failure:
+                except Exception as failure:  # whatever it is, or this call and all that follow would wait for ever
                     future.set_exception(failure)
         if self._child:
             self._bury(GRACE_S)
