@@ -144,6 +144,7 @@ def test_the_embedded_model_is_probed_in_one_command(tmp_path: Path, monkeypatch
         (["tiny", "babyai-quick", "--json", "."], "cannot be written"),
         (["tiny", "babyai-quick", "--memory", "1", "-1"], "memory.turns is -1"),
         (["tiny", "babyai-quick", "environment.tasks={x: {task: fly}}"], "task is 'fly'"),
+        (["tiny", "gsm8k-tool-qwen3b"], "gsm8k-tool-qwen3b answers samples of data, and a probe plays environments"),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_played(words, sentence, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from turnwise.config import COMPONENTS, Component, Config
-from turnwise.envs.checked import make_environment
+from turnwise.envs.checked import try_environment
 from turnwise.episodes import Record
 from turnwise.evaluate import evaluate, play_held_out
 from turnwise.memory.window import Window
@@ -62,6 +62,8 @@ class Plan:
 
         Makes every environment and memory once, so that mistakes are told before anything is played.
         """
+        if config.data is not None:
+            raise ValueError(f"{recipe} answers samples of data, and a probe plays environments; use turnwise eval")
         tasks = config.environment.tasks
         if not whole:
             fewer = config.evaluation.model_copy(update={"episodes": max(1, min(EPISODES, IN_ALL // len(tasks)))})
@@ -70,7 +72,7 @@ class Plan:
         self.swept = bool(memories)
         self.memories = {turns: _window(config, turns) for turns in sorted(set(memories or MEMORIES))}
         for task in tasks:
-            make_environment(config.environment, task).close()
+            try_environment(config.environment, task)
 
     @property
     def own(self) -> object:
