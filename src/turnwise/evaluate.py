@@ -1,4 +1,7 @@
-"""Plays fixed held-out levels: the same ones for every run, model and player, none of which occurs in training."""
+"""Plays fixed held-out levels: the same ones for every run, model and player, of seeds that never occur in training.
+
+Where a task has few worlds, another seed may draw the same one; a split of its own, as BabaIsAI has, rules that out.
+"""
 
 import asyncio
 from collections import Counter
