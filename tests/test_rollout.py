@@ -849,9 +849,7 @@ class Second(Lamp):
 def test_numbers_of_actions_may_begin_anywhere(renderer):
     environment = {"actions": ["turn off", "turn on"], "reward": "native"}
     rollout = {"n_env": 1, "e_len": 3}
-    (segments,) = play(
-        renderer, say("turn on"), env=f"{__name__}:Second", environment=environment, rollout=rollout
-    )
+    (segments,) = play(renderer, say("turn on"), env=f"{__name__}:Second", environment=environment, rollout=rollout)
     assert [turn.reward for one in segments for turn in one.turns] == [1.0] * 3
 
 
