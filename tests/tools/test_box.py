@@ -172,7 +172,7 @@ def test_after_a_timeout_the_next_call_begins_afresh():
 class Fresh(Counter):
     """Gives each instance a name of its own."""
 
-    async def create(self, instance_id=None):
+    async def create(self, instance_id=None):  # type: ignore[override]
         name = "abc"[len(self.counts)]
         await super().create(name)
         return name, ToolResponse()
