@@ -64,8 +64,10 @@ def _progressions(folder: Path) -> dict[Level, float]:
 
 def _same_environments(a: Path, b: Path) -> None:
     """The same seed is another level where the environment is made otherwise, or another sample of other data."""
-    one, other = (read_protocol(folder).environments for folder in (a, b))
-    changed = differences(*({name: _levels(keys) for name, keys in played.items()} for played in (one, other)))
+    one, other = (
+        {name: _levels(keys) for name, keys in read_protocol(folder).environments.items()} for folder in (a, b)
+    )
+    changed = differences(one, other)
     if changed:
         raise ValueError(f"{a} and {b} did not play the same levels: {'; '.join(changed[:3])}")
 
