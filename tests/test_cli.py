@@ -211,6 +211,7 @@ def test_what_is_to_be_played_is_said_once(recipe: Path, suite: Path, capsys: An
     assert "give one" in refused(capsys, "eval", "random", recipe, "--suite", suite)
     assert "offers no such player" in refused(capsys, "eval", "expert", recipe)
     assert "#MODEL" in refused(capsys, "eval", "http://127.0.0.1:1/v1", recipe)
+    assert "nowhere/x.json cannot be written" in refused(capsys, "eval", "random", recipe, "--json", "nowhere/x.json")
     with pytest.raises(SystemExit):
         run("eval", "random", recipe, "--out", recipe.parent / "out", "nonsense")
     assert "unrecognized arguments: nonsense" in capsys.readouterr().err

@@ -116,3 +116,17 @@ def test_the_table_names_players_and_what_else_differs(tmp_path):
     text = " ".join(console.export_text().split())
     for part in ("mine less theirs", "x/a", "+1.000 [+1.000, +1.000]", "invalid_penalty was 0.1, now is 0.3"):
         assert part in text
+
+
+def test_samples_of_other_data_are_other_levels_and_another_evaluation(tmp_path):
+    def asked(name: str, seed: int) -> Folder:
+        data = {"generate": {"use": "arithmetic", "test": 4, "seed": seed}}
+        suite = {"x": play_config(data=data, agent={"use": "single_turn"}, evaluation={"episodes": 1})}
+        return Folder(tmp_path / name, protocol_of("mine", "", suite))
+
+    for name, seed in (("a", 0), ("b", 1)):
+        asked(name, seed).add(("mine", "x"), Record("data", 0, 7, True, 1.0, 1.0, 1, 1, {}, 0))
+    with pytest.raises(ValueError, match=r"same levels: x\.data\.generate\.seed was 0, now is 1"):
+        compare(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match=r"data\.generate\.seed was 0, now is 1"):
+        asked("a", 1)

@@ -351,3 +351,24 @@ def test_a_run_without_a_checkpoint_cannot_be_judged(tiny_folder, tmp_path):
     config = play_config(model={"path": str(tiny_folder), "device": "cpu"})
     with pytest.raises(ValueError, match="has no checkpoint yet"):
         open_player(config, tmp_path)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7])
+@pytest.mark.parametrize("lost", [0, 3, 6])
+def test_a_lost_episode_is_played_again_and_no_other_level_in_its_place(renderer, slots, lost):
+    player = Model(Scripted(renderer), renderer)
+    every = evaluate(seeing(7, slots), player)
+    assert evaluate(seeing(7, slots), player, known=every[:lost] + every[lost + 1 :]) == every
+
+
+def test_levels_that_were_passed_over_are_not_tried_again(renderer):
+    config = play_config(
+        "helpers:Ladder",
+        environment={"kwargs": {"fragile": True}, "reward": "native"},
+        evaluation={"episodes": 12, "slots": 2},
+    )
+    player = Model(Scripted(renderer), renderer)
+    every = evaluate(config, player)
+    assert sum(one.failures for one in every) > 0
+    for lost in range(12):
+        assert evaluate(config, player, known=every[:lost] + every[lost + 1 :]) == every

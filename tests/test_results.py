@@ -60,6 +60,11 @@ def test_nothing_is_overall_where_one_environment_tells_nothing():
     assert "overall" not in {row.environment for row in rows_of(silent)}
 
 
+def test_nothing_is_overall_for_who_did_not_play_everywhere():
+    further = {**EPISODES, ("mine", "sokoban"): [WON], ("random", "crafter"): [FAR]}
+    assert [row.player for row in rows_of(further) if row.environment == "overall"] == ["mine"]
+
+
 def test_the_files_hold_the_same_numbers():
     rows, suite = rows_of(EPISODES), {"babyai": play_config()}
     files = files_of(rows, suite, ["crafter"])

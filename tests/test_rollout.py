@@ -802,6 +802,8 @@ class Camera(gymnasium.Env[Any, str]):
         ({"actions": ["turn on"]}, "environment.actions names 1 actions, but .* has 2; name each of them in order"),
         ({}, "environment.actions names 0 actions"),
         ({"actions": ["on", "off"], "default_action": "of"}, "default_action is 'of'; it must be one of on, off"),
+        ({"id": "helpers:Ladder", "actions": ["jump"]}, r"actions is \['jump'\], but helpers:Ladder has its own"),
+        ({"id": "helpers:Ladder", "default_action": "up"}, "default_action is 'up', but helpers:Ladder has its own"),
         ({"id": "turnwise/Lamp-v7"}, "environment.id is 'turnwise/Lamp-v7', which Gymnasium does not know"),
         ({"id": f"{__name__}:Torch"}, "has no Torch"),
         ({"kwargs": {"colour": "red"}}, "does not take the arguments {'colour': 'red'}"),
@@ -833,6 +835,23 @@ class Spaceless(gymnasium.Env[str, str]):
 def test_an_environment_of_texts_needs_no_space_of_actions(renderer):
     (segments,) = play(renderer, say("hello"), env=f"{__name__}:Spaceless", environment={"reward": "native"})
     assert [turn.action.text for one in segments for turn in one.turns if turn.action] == ["hello"] * 6
+
+
+class Second(Lamp):
+    """Its numbers begin with 1, so its lamp goes on at 2."""
+
+    action_space = gymnasium.spaces.Discrete(2, start=1)  # type: ignore[assignment]
+
+    def step(self, action: int):
+        assert self.action_space.contains(action)
+        return super().step(action - 1)
+
+
+def test_numbers_of_actions_may_begin_anywhere(renderer):
+    environment = {"actions": ["turn off", "turn on"], "reward": "native"}
+    rollout = {"n_env": 1, "e_len": 3}
+    (segments,) = play(renderer, say("turn on"), env=f"{__name__}:Second", environment=environment, rollout=rollout)
+    assert [turn.reward for one in segments for turn in one.turns] == [1.0] * 3
 
 
 class Enumerated(Lamp):

@@ -205,6 +205,11 @@ def test_an_unknown_suite_is_named():
         load_suite("balrogg")
 
 
+class Unmade:
+    def __init__(self):
+        raise RuntimeError("no screen")
+
+
 def test_what_is_not_installed_is_missing_and_all_other_mistakes_are_mistakes():
     good, absent = play_config("helpers:Ladder"), play_config("no_such_package:World")
     ready, missing = split_missing({"here": good, "away": absent})
@@ -214,6 +219,8 @@ def test_what_is_not_installed_is_missing_and_all_other_mistakes_are_mistakes():
         split_missing({"away": absent})
     with pytest.raises(ValueError, match="does not take the arguments"):
         split_missing({"here": play_config("helpers:Ladder", environment={"kwargs": {"size": 3}})})
+    with pytest.raises(ValueError, match=r"environment .*Unmade \(Unmade\) failed: RuntimeError: no screen"):
+        split_missing({"here": play_config(f"{__name__}:Unmade")})
     rows = {"generate": {"use": "arithmetic", "level": 1}, "convert": {"use": "gsm8k"}}
     with pytest.raises(ValueError, match="there in the suite has rows of data"):
         split_missing({"here": good, "there": good.model_copy(update={"data": DataConfig.model_validate(rows)})})

@@ -166,6 +166,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from turnwise.suite import split_missing
 
     run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
+    _refuse_unwritable(arguments.json)
     console = Console()
     suite = _asked(arguments, run)
     ready, missing = split_missing(suite) if arguments.suite else (suite, {})
@@ -255,9 +256,7 @@ def _probe(arguments: argparse.Namespace) -> int:
         )
     if run is None:
         overrides = [f"model.path={arguments.player}", *overrides]
-    for file in (arguments.html, arguments.json):
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
+    _refuse_unwritable(arguments.html, arguments.json)
     configs = {recipe: _config(recipe, overrides) for recipe in recipes or [arguments.player]}
 
     from turnwise.probe.command import run_probes
@@ -267,6 +266,13 @@ def _probe(arguments: argparse.Namespace) -> int:
     plans = [Plan(recipe, config, arguments.memory, whole) for recipe, config in configs.items()]
     run_probes(plans, run, arguments.html, arguments.json)
     return 0
+
+
+def _refuse_unwritable(*files: Path | None) -> None:
+    """Before anything is played, since what was played would be lost."""
+    for file in files:
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
 
 
 def _make_model(arguments: argparse.Namespace) -> int:

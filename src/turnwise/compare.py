@@ -63,14 +63,18 @@ def _progressions(folder: Path) -> dict[Level, float]:
 
 
 def _same_environments(a: Path, b: Path) -> None:
-    """The same seed is another level where the environment is made otherwise."""
+    """The same seed is another level where the environment is made otherwise, or another sample of other data."""
     one, other = (
-        {name: {key: keys["environment"][key] for key in ("id", "kwargs", "tasks")} for name, keys in played.items()}
-        for played in (read_protocol(a).environments, read_protocol(b).environments)
+        {name: _levels(keys) for name, keys in read_protocol(folder).environments.items()} for folder in (a, b)
     )
     changed = differences(one, other)
     if changed:
         raise ValueError(f"{a} and {b} did not play the same levels: {'; '.join(changed[:3])}")
+
+
+def _levels(keys: dict[str, Any]) -> dict[str, Any]:
+    """Of the keys of an environment, those that its levels depend on."""
+    return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": keys.get("data")}
 
 
 def _difference(environment: str, task: str, groups: Sequence[Sequence[float]]) -> Difference:

@@ -43,10 +43,14 @@ class Protocol:
 
 _PROTOCOL = TypeAdapter(Protocol)
 _PLAYED = {"model", "environment", "memory", "parser", "rollout", "evaluation"}
+_ANSWERED = _PLAYED | {"data", "reward", "agent", "agents"}  # where samples are answered
 
 
 def protocol_of(player: str, weights: str, environments: Mapping[str, Config]) -> Protocol:
-    dumps = {name: config.model_dump(mode="json", include=_PLAYED) for name, config in environments.items()}
+    dumps = {
+        name: config.model_dump(mode="json", include=_ANSWERED if config.data else _PLAYED)
+        for name, config in environments.items()
+    }
     return Protocol(player, weights, dumps)
 
 

@@ -1,10 +1,14 @@
-"""Plays fixed held-out levels: the same ones for every run, model and player, none of which occurs in training."""
+"""Plays fixed held-out levels: the same ones for every run, model and player, of seeds that never occur in training.
+
+Where a task has few worlds, another seed may draw the same one; a split of its own, as BabaIsAI has, rules that out.
+"""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count, islice
 
 from turnwise.agents.shared import Shared
 from turnwise.config import Config
@@ -19,17 +23,18 @@ from turnwise.types import Level, Sample
 
 @dataclass(frozen=True)
 class Lane:
-    """A share of a task's levels, met one after another: every `stride`-th from `first` on, until enough are played."""
+    """A share of a task's levels, met one after another: every `stride`-th from `index` on, until enough are played."""
 
     index: int
     task: str
-    first: int
     stride: int
+    settled: frozenset[int]  # levels that are played, or were passed over
     quota: int  # episodes to play; a level whose environment fails is passed over
     samples: Sequence[Sample] = ()  # held out; none where an environment makes the levels
 
     def level(self, number: int) -> int:
-        return self.first + number * self.stride
+        yet_to_come = (level for level in count(self.index, self.stride) if level not in self.settled)
+        return next(islice(yet_to_come, number, None))
 
     def levels(self, number: int) -> Level:
         """What the n-th episode of this lane is about."""
@@ -97,16 +102,16 @@ def _held_out(config: Config, shared: Shared) -> Sequence[Sample]:
 
 
 def _lanes(config: Config, known: Sequence[Record], samples: Sequence[Sample]) -> list[Lane]:
-    """Where each lane stands: after the last level that is known of it."""
+    """Where each lane stands. A level that is missing among the known ones, by whatever mishap, is played again."""
     tasks, episodes = config.tasks, config.evaluation.episodes
     stride = max(1, min(config.evaluation.slots // len(tasks), episodes))
     lanes = []
     for task in tasks:
         for index in range(stride):
-            numbers = [one.number for one in known if one.task == task and one.number % stride == index]
-            first = max(numbers, default=index - stride) + stride
-            quota = len(range(index, episodes, stride)) - len(numbers)
-            lanes.append(Lane(index, task, first, stride, quota, samples))
+            own = [one for one in known if one.task == task and one.number % stride == index]
+            settled = frozenset(one.number - back * stride for one in own for back in range(one.failures + 1))
+            quota = len(range(index, episodes, stride)) - len(own)
+            lanes.append(Lane(index, task, stride, settled, quota, samples))
     return lanes
 
 

@@ -74,8 +74,8 @@ def _progression(records: Sequence[Record]) -> Estimate | None:
 
 
 def rows_of(episodes: Episodes) -> list[Row]:
-    """Each player's tasks and environments, and what the environments amount to together."""
-    rows = []
+    """Each player's tasks and environments, and for who played in all of these what they amount to together."""
+    rows, environments = [], {environment for _, environment in episodes}
     for player in dict.fromkeys(player for player, _ in episodes):
         played = {environment: records for (who, environment), records in episodes.items() if who == player}
         whole = {environment: summarise(records) for environment, records in played.items()}
@@ -83,7 +83,7 @@ def rows_of(episodes: Episodes) -> list[Row]:
             rows += [Row(player, environment, task, summarise(one)) for task, one in by_task(records).items()]
             rows.append(Row(player, environment, "", whole[environment]))
         told = [result.progression for result in whole.values() if result.progression is not None]
-        if 1 < len(whole) == len(told):
+        if 1 < len(environments) == len(told):
             together = summarise([record for records in played.values() for record in records])
             overall = replace(together, successes=None, mean_return=None, progression=mean_of(told))
             rows.append(Row(player, OVERALL, "", overall))

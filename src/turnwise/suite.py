@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import Config, find_shipped, override, parse_config, read_tree
-from turnwise.envs.checked import make_environment
+from turnwise.envs.checked import try_environment
 from turnwise.episodes import Episodes, Folder, Key, Record
 from turnwise.evaluate import evaluate
 from turnwise.players import Invite
@@ -49,7 +49,7 @@ def split_missing(suite: Suite) -> tuple[Suite, dict[str, str]]:
             raise ValueError(f"{name} in the suite has rows of data; suites are played in environments")
         try:
             for task in config.tasks:
-                make_environment(config.environment, task).close()
+                try_environment(config.environment, task)
             ready[name] = config
         except ValueError as error:
             if not isinstance(error.__cause__, ImportError):

@@ -97,6 +97,7 @@ def test_without_pyarrow_parquet_says_what_to_install(tmp_path, monkeypatch):
         ("a.json", "[{}", ["a.json", "not JSON"]),
         ("a.csv", "a,b\n1,2\n1\n", ["a.csv, row 2", "cells"]),
         ("a.csv", "a,b\n1,2,3\n", ["a.csv, row 1", "cells"]),
+        ("a.csv", "a,b,a\n1,2,3\n", ["a.csv", "column a twice"]),
         ("a.csv", 'a\n"b\n', ["a.csv", "not CSV"]),
         ("a.jsonl", b'{"a": "\xff"}', ["a.jsonl", "UTF-8"]),
     ],

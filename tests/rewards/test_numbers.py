@@ -162,3 +162,8 @@ def test_math_equal_reads_the_last_reply(replies, after, truth, score, answered)
 )
 def test_exact_match_is_word_for_word(reply, truth, options, score):
     assert exact_match(talk("Rome?", reply), truth, **options) == {"score": score, "answered": 1}
+
+
+def test_without_a_ground_truth_nothing_matches_it():
+    with pytest.raises(ValueError, match="no ground truth"):
+        exact_match(talk("Rome?", "None"), None)

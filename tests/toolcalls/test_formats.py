@@ -140,6 +140,11 @@ ROWS = {
             hermes(),
             richer="verl executes them",
         ),
+        Row(
+            "arguments under another name",
+            hermes().replace("arguments", "parameters"),
+            calls=("malformed_structure",),
+        ),
         Row("calls in unfinished reasoning", f"<think>{hermes()}", "", hermes(), richer="verl executes them"),
         Row(
             "reasoning that the prompt opened",

@@ -169,6 +169,27 @@ def test_after_a_timeout_the_next_call_begins_afresh():
     assert tool.events == ["create e1/tool", "release e1/tool"] * 2
 
 
+class Fresh(Counter):
+    """Gives each instance a name of its own."""
+
+    async def create(self, instance_id=None):  # type: ignore[override]
+        name = "abc"[len(self.counts)]
+        await super().create(name)
+        return name, ToolResponse()
+
+    async def release(self, instance_id):
+        self.events.append(f"release {instance_id}")
+
+
+def test_a_timeout_releases_the_instance_that_it_used_and_no_other():
+    """The first call hangs, then the third; the fourth begins in between, with an instance of its own."""
+    answers: Any = iter((asyncio.sleep(60), asyncio.sleep(0.1), asyncio.sleep(60), "good"))
+    tool = Fresh(behave=lambda count: next(answers), timeout_s=0.2, max_concurrency=2)
+    (results,) = play([tool], [call()] * 4)
+    assert [one.status for one in results] == ["timeout", "ok", "timeout", "ok"]
+    assert tool.events == ["create a", "release a", "create b", "release b"]
+
+
 def test_a_release_that_fails_is_counted_and_keeps_nobody():
     class Sticky(Counter):
         async def release(self, instance_id):
@@ -555,6 +576,8 @@ def test_a_tool_with_plain_methods_is_a_tool():
         ({"timeout_s": float("nan")}, "timeout_s is nan"),
         ({"max_concurrency": 0}, "max_concurrency is 0"),
         ({"retries": -1}, "retries is -1"),
+        ({"serial": "false"}, "serial is 'false'"),
+        ({"eager_create": 1}, "eager_create is 1"),
         ({"type": "mcp"}, "config.type is 'mcp'"),
     ],
 )

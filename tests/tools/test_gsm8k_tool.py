@@ -43,3 +43,8 @@ def test_episodes_do_not_share_their_truths():
 def test_a_sample_without_a_truth_cannot_be_scored():
     with pytest.raises(ValueError, match="create_kwargs has truth"):
         Toolset([Gsm8kTool()]).open("e", tools_kwargs={"calc_gsm8k_reward": {"create_kwargs": {"truth": 1}}})
+
+
+def test_what_would_do_nothing_is_refused():
+    with pytest.raises(ValueError, match="Gsm8kTool does not take method"):
+        Gsm8kTool({"method": "strict", "retries": 1})

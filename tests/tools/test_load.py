@@ -178,7 +178,7 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path: Path, name: str, text
 
 def test_a_missing_file_is_named():
     for name in ("nowhere.yaml", "nowhere.py"):
-        with pytest.raises(FileNotFoundError, match=name):
+        with pytest.raises(ValueError, match=f"the tool file {name} does not exist"):
             load_tools([name])
 
 

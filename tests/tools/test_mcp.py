@@ -135,3 +135,12 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: Any)
 
     with pytest.raises(ValueError, match=r"pip install turnwise\[mcp\]"):
         mcp_tools({"command": os.devnull})
+
+
+def test_what_would_do_nothing_is_refused(server: MCPServer):
+    here = McpServer(server, "here")
+    try:
+        with pytest.raises(ValueError, match="config of mcp_servers does not take timeout"):
+            tools_of(here, config={"timeout": 3})
+    finally:
+        here.close()

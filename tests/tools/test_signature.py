@@ -259,6 +259,9 @@ def test_choices_that_cannot_be_read_are_refused():
 
     with pytest.raises(ValueError, match=r"its choices \[x, y\] are no JSON list"):
         read_signature(function)
+    function.__doc__ = (function.__doc__ or "").replace("[x, y]", "[]")
+    with pytest.raises(ValueError, match="list of choices, which is empty"):
+        read_signature(function)
 
 
 def test_a_type_that_contains_itself_is_refused():

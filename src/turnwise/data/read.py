@@ -79,7 +79,11 @@ def _no_number(word: str) -> None:
 def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
         try:
-            for number, row in enumerate(csv.DictReader(lines, strict=True), 1):
+            rows = csv.DictReader(lines, strict=True)
+            columns = rows.fieldnames or ()
+            if twice := next((name for place, name in enumerate(columns) if name in columns[:place]), None):
+                raise ValueError(f"{path} names the column {twice} twice; leave one out")
+            for number, row in enumerate(rows, 1):
                 if None in row or None in row.values():
                     raise ValueError(f"{path}, row {number} has not as many cells as the first line names columns")
                 yield f"{path}, row {number}", row

@@ -61,6 +61,16 @@ def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any,
     return environment
 
 
+def try_environment(config: EnvironmentConfig, task: str) -> None:
+    """Make the environment of a task, and let go of it. Whatever hinders that is a ValueError."""
+    try:
+        make_environment(config, task).close()
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"environment {config.id} ({task}) failed: {type(error).__name__}: {error!s:.500}") from error
+
+
 def _shows_text(space: gymnasium.Space[Any] | None) -> bool:
     """False only where it is certain: an environment of texts may do without a space, or have one of its own kind."""
     if isinstance(space, gymnasium.spaces.Dict):
@@ -80,14 +90,19 @@ class CheckedEnvironment:
             space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
             offered = self._attribute("actions", ())
             textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
-            self.actions: list[str] = list(offered if textual and offered else config.actions)
+            self.actions: list[str] = list(offered if textual else ()) or config.actions
             self.default_action: str = self._attribute("default_action", config.default_action)
-        self._numbered = isinstance(space, gymnasium.spaces.Discrete)
-        if isinstance(space, gymnasium.spaces.Discrete) and len(self.actions) != space.n:
-            raise ValueError(
-                f"environment.actions names {len(self.actions)} actions, but {config.id} has {space.n}; "
-                "name each of them in order"
-            )
+        for key, own in (("actions", self.actions), ("default_action", self.default_action)):
+            if (asked := getattr(config, key)) and asked != own:
+                raise ValueError(f"environment.{key} is {asked!r}, but {config.id} has its own; leave it out")
+        self._first: int | None = None  # of the numbers that stand for actions; None: they are played as texts
+        if isinstance(space, gymnasium.spaces.Discrete):
+            self._first = int(space.start)
+            if len(self.actions) != space.n:
+                raise ValueError(
+                    f"environment.actions names {len(self.actions)} actions, but {config.id} has {space.n}; "
+                    "name each of them in order"
+                )
         if not self.default_action:
             self.default_action = self.actions[0] if self.actions else ""
         if self.actions and self.default_action not in self.actions:
@@ -107,7 +122,7 @@ class CheckedEnvironment:
 
     def step(self, action: str) -> Feedback:
         with _blamed():
-            played = self.actions.index(action) if self._numbered else action
+            played = action if self._first is None else self._first + self.actions.index(action)
             observation, reward, terminated, truncated, info = _tuple(self.environment.step(played), 5)
             if not isinstance(info, Mapping):
                 raise EnvironmentFailure(f"its info is {info!r:.80}")

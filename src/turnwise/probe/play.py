@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from turnwise.config import COMPONENTS, Component, Config
-from turnwise.envs.checked import make_environment
+from turnwise.envs.checked import try_environment
 from turnwise.episodes import Record
 from turnwise.evaluate import evaluate, play_held_out
 from turnwise.memory.window import Window
@@ -72,7 +72,7 @@ class Plan:
         self.swept = bool(memories)
         self.memories = {turns: _window(config, turns) for turns in sorted(set(memories or MEMORIES))}
         for task in tasks:
-            make_environment(config.environment, task).close()
+            try_environment(config.environment, task)
 
     @property
     def own(self) -> object:

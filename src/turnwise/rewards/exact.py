@@ -14,6 +14,8 @@ def exact_match(
 
     `after` marks the answer: only what follows its last occurrence is read.
     """
+    if ground_truth is None:
+        raise ValueError("the sample has no ground truth to compare with")
     said = _plain(part_after(last_reply(messages), after), ignore_case)
     truths = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     right = said in [_plain(str(truth), ignore_case) for truth in truths]

@@ -54,7 +54,12 @@ def call_of(value: Any, span: tuple[int, int], tools: Tools | None, keys: tuple[
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         return ToolCall("", {}, "missing_name", span, "the object has no name")
-    return checked(name.strip(), next((value[key] for key in keys if key in value), {}), span, tools)
+    given = next((key for key in keys if key in value), "")
+    strange = value.keys() - {"name", "type", "id"}
+    if not given and strange:
+        flaw = f"its arguments stand under {', '.join(sorted(strange))!r:.80}, and not under {keys[0]!r}"
+        return ToolCall(name.strip(), {}, "malformed_structure", span, flaw)
+    return checked(name.strip(), value[given] if given else {}, span, tools)
 
 
 def checked(name: str, arguments: Any, span: tuple[int, int], tools: Tools | None) -> ToolCall:

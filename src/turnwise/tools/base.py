@@ -27,6 +27,9 @@ class Limits:
             isinstance(self.max_concurrency, int) and self.max_concurrency >= 1
         ):
             raise ValueError(f"max_concurrency is {self.max_concurrency!r}; it must be 1 or more, or null for no limit")
+        for key in ("serial", "eager_create"):
+            if not isinstance(getattr(self, key), bool):
+                raise ValueError(f"{key} is {getattr(self, key)!r}; it must be true or false")
         if not isinstance(self.retries, int) or self.retries < 0:
             raise ValueError(f"retries is {self.retries!r}; it must be 0 or more")
 

@@ -187,7 +187,8 @@ class ToolBox:
         try:
             return await self._method(tool, tool.execute, "execute_kwargs", instance, arguments, agent_data=context)
         except _Refusal:  # too slow, and so in an unknown state; the next call begins with a fresh instance
-            if self._instances.pop(tool.name, None):
+            if self._instances.get(tool.name) == instance:  # and not yet the next one
+                del self._instances[tool.name]
                 await self._release(tool.name, instance)
             raise
 

@@ -17,6 +17,8 @@ class Gsm8kTool(BaseTool):
 
     def __init__(self, config: Any = None, tool_schema: Any = None):
         super().__init__(config, tool_schema)
+        if self.config:
+            raise ValueError(f"Gsm8kTool does not take {', '.join(self.config)}")
         self._truths: dict[str, Any] = {}
         self._best: dict[str, float] = {}
 

@@ -26,7 +26,7 @@ def load_tools(sources: Sequence[str]) -> list[BaseTool]:
 def _load(source: str) -> list[BaseTool]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml", ".py") and not path.is_file():
-        raise FileNotFoundError(f"the tool file {source} does not exist")
+        raise ValueError(f"the tool file {source} does not exist")
     if path.suffix in (".yaml", ".yml"):
         return _from_yaml(path)
     if path.suffix == ".py":

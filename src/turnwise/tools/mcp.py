@@ -122,6 +122,8 @@ class McpTool(BaseTool):
     def __init__(self, server: McpServer, offered: Any, config: Mapping[str, Any]):
         parameters = {"properties": {}, **offered.input_schema}
         super().__init__(config, ToolSchema(offered.name, offered.description or "", parameters))
+        if self.config:
+            raise ValueError(f"config of mcp_servers does not take {', '.join(self.config)}")
         self._server = server
 
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> ToolResponse:

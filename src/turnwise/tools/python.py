@@ -23,9 +23,9 @@ _OUTPUT = 1 << 20  # bytes of output that are kept; a program that prints more r
 class PythonTool(BaseTool):
     """Runs a program in a fresh process and answers what it printed. Nothing is kept from one call to the next.
 
-    Isolated: the network (no sockets of any kind), all files but those named below, devices, other processes (none
-    are seen, none can be started), environment variables, privileges. Memory, processor time, wall-clock time and
-    written files are limited, and the program dies with us.
+    Isolated: the network (no sockets but pairs of its own), all files but those named below, devices, other processes
+    (none are seen, none can be started), environment variables, privileges. Memory, processor time, wall-clock time
+    and written files are limited, and the program dies with us.
 
     Not isolated: the program can read `/usr`, `/lib`, `/bin` and the folders of the interpreter that runs turnwise,
     installed packages included; it shares the kernel, so a hole in Linux is a hole here; and it takes processor time

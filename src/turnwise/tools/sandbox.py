@@ -102,7 +102,8 @@ def drop_privileges() -> None:
 
 
 def refuse_system_calls() -> None:
-    """No sockets of any kind (namespaces alone leave VSOCK open), no further processes, no memory beside the limit."""
+    """No sockets (namespaces alone leave VSOCK open) but pairs, which asyncio needs; no further processes; no memory
+    beside the limit."""
     machine, clone, column = MACHINES[platform.machine()]
     filters = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     filters += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]  # the x32 numbers of x86_64

@@ -143,9 +143,12 @@ def _adapt(
 
 def _listed(name: str, choices: str) -> list[Any]:
     try:
-        return json.loads(choices)
+        listed = json.loads(choices)
     except ValueError as error:
         raise ValueError(f"the function {name} cannot be a tool: its choices {choices:.80} are no JSON list") from error
+    if not listed:
+        raise ValueError(f"the function {name} cannot be a tool: it has a list of choices, which is empty")
+    return listed
 
 
 def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
