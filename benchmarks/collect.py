@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Endless, record
-from turnwise.config import Config, parse_config
+from turnwise.collector import Collector, play_all
+from turnwise.config import Config
 from turnwise.evaluate import open_player
 from turnwise.protocols import Engine
-from turnwise.rollout import Collector, Slot, play_all
+from turnwise.recipe import parse_config
+from turnwise.slot import Slot
 
 SLOTS, TURNS = 32, 8
 MEAN, CAP = 30, 400

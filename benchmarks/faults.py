@@ -16,9 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from faulty import foretell
 from helpers import Scripted, make_tokenizer
 
-from turnwise.config import Config, parse_config
+from turnwise.collector import Collector
+from turnwise.config import Config
+from turnwise.recipe import parse_config
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 
 TURNS = 10_000
 SLOTS = {"thread": 40, "process": 10}

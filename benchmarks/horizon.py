@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.common import record, rss_mib
-from turnwise.config import parse_config
 from turnwise.parse import ThinkAct
+from turnwise.recipe import parse_config
 from turnwise.train import Training
 from turnwise.types import Action
 

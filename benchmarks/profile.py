@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import record
 from benchmarks.peers import CACHE
-from turnwise.config import load_config
+from turnwise.recipe import load_config
 from turnwise.train import Training
 
 STEPS = 3  # before the one that is looked at: memory is set aside, and the critic's kernels are chosen

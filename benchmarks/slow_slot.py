@@ -5,10 +5,11 @@ import statistics
 import time
 
 from benchmarks.common import record
-from turnwise.config import Config, parse_config
+from turnwise.collector import Collector
+from turnwise.config import Config
 from turnwise.evaluate import open_player
 from turnwise.protocols import Codec, Engine
-from turnwise.rollout import Collector
+from turnwise.recipe import parse_config
 
 SLEEP_S = 2.0
 ROUNDS = 5  # of both contestants, in turn

@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import record
-from turnwise.config import Config, parse_config
+from turnwise.collector import Collector
+from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
 from turnwise.evaluate import open_player
 from turnwise.protocols import Codec
-from turnwise.rollout import Collector
+from turnwise.recipe import parse_config
 from turnwise.seeds import derive
 from turnwise.tools import ToolContext, function_tool
 from turnwise.types import Generation, Sampling

@@ -7,11 +7,12 @@ import torch
 
 from benchmarks.common import product_rate
 from benchmarks.workers.serve import Job
-from turnwise.config import ModelConfig, load_config
+from turnwise.collector import Collector
+from turnwise.config import ModelConfig
 from turnwise.engines.local import LocalEngine
 from turnwise.models import arithmetic, open_model
+from turnwise.recipe import load_config
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 
 SLOTS = 32
 

@@ -35,7 +35,7 @@ def tiny(tiny_folder: Path):
 @pytest.fixture(autouse=True)
 def collectors_are_closed(monkeypatch: pytest.MonkeyPatch):
     """An episode that waits for a batch that never comes is let go before its event loop is."""
-    from turnwise.rollout import Collector
+    from turnwise.collector import Collector
 
     made: list[Collector] = []
     begin = Collector.__init__

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from turnwise.batch import Streams, pack
-from turnwise.config import Config, parse_config
+from turnwise.config import Config
+from turnwise.recipe import parse_config
 from turnwise.render import Renderer
 from turnwise.types import Action, Generation, Observation, Outcome, Sampling, Segment, Turn
 

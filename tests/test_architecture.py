@@ -19,22 +19,16 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "failures", "groups", "seeds", "protocols", "parse", "memory", "config"),
+    *("types", "failures", "groups", "seeds", "protocols", "parse", "memory"),
+    *("components", "config", "recipe"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
-    *("chat_template", "history", "render", "tokencheck", "agents", "rollout"),
+    *("chat_template", "history", "render", "tokencheck", "agents", "slot", "collector"),
     *("batch", "trunk", "lora", "policy", "loss", "advantages", "update"),
     *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
-TORCH_FREE = [
-    name
-    for name in FILES
-    if name in ("types", "failures", "groups", "seeds", "protocols", "parse", "config", "optional", "calling", "hosted")
-    or name in ("chat_template", "history", "render", "tokencheck", "rollout")
-    or name.split(".")[0] in ("memory", "envs", "toolcalls", "tools", "rewards", "data", "interactions", "agents")
-    or name.split(".")[0] == "traces"
-]
+TORCH_FREE = [name for name in FILES if name.split(".")[0] in ORDER[: ORDER.index("batch")]]
 
 
 def statements(body: list[ast.stmt], inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -115,15 +109,15 @@ def test_records_environments_and_memories_run_without_torch():
         ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
-        ("lora", {"config", "optional", "seeds"}),
+        ("lora", {"components", "config", "optional", "seeds"}),
         ("policy", {"batch", "lora", "trunk"}),
         ("groups", {"types"}),
         ("advantages.spans", set()),
         ("advantages.relative", {"advantages.spans", "batch", "groups"}),
         *((name, SHARED) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
-        *((name, {"config", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
-        *((name, {"config", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
+        *((name, {"components", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
+        *((name, {"components", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
         *(
@@ -142,7 +136,19 @@ def test_records_environments_and_memories_run_without_torch():
             for name in sorted(siblings("data"))
         ),
         *(
-            (name, {"types", "seeds", "config", "calling", "hosted", *siblings("rewards"), *siblings("interactions")})
+            (
+                name,
+                {
+                    "types",
+                    "seeds",
+                    "components",
+                    "recipe",
+                    "calling",
+                    "hosted",
+                    *siblings("rewards"),
+                    *siblings("interactions"),
+                },
+            )
             for name in sorted(siblings("interactions"))
         ),
     ],

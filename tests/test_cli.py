@@ -16,8 +16,8 @@ import yaml
 
 import turnwise
 from turnwise.cli import main
-from turnwise.config import load_config
 from turnwise.engines.make import local
+from turnwise.recipe import load_config
 
 RECIPES = Path(turnwise.__file__).parent / "recipes"
 

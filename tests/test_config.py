@@ -3,9 +3,10 @@ from dataclasses import dataclass
 import pytest
 
 from turnwise.advantages.gae import DualGAE
-from turnwise.config import Config, dump_config, find_shipped, load_config, parse_config
+from turnwise.config import Config
 from turnwise.memory.window import Window
 from turnwise.parse import ThinkAct
+from turnwise.recipe import dump_config, find_shipped, load_config, parse_config
 
 RECIPE = """\
 seed: 7

@@ -19,10 +19,11 @@ from turnwise.advantages.grpo import GRPO
 from turnwise.advantages.rloo import RLOO
 from turnwise.advantages.turn import TurnGAE
 from turnwise.batch import Batch, Estimate, pack
-from turnwise.config import Config, KLConfig, UpdateConfig, parse_config
+from turnwise.config import Config, KLConfig, UpdateConfig
 from turnwise.engines.local import LocalEngine
 from turnwise.metrics import measure_credit
 from turnwise.policy import Policy
+from turnwise.recipe import parse_config
 from turnwise.train import Training, train
 from turnwise.types import Sampling, Segment
 from turnwise.update import Optimizers, assign_credit, update

@@ -20,11 +20,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from turnwise.batch import Batch, pack
-from turnwise.config import LoRAConfig, load_config
+from turnwise.config import LoRAConfig
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.weights import WeightsFolder
 from turnwise.lora import Adapters
 from turnwise.policy import Policy
+from turnwise.recipe import load_config
 from turnwise.train import Training
 from turnwise.types import Sampling
 

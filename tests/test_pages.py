@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from turnwise.cli import main
-from turnwise.config import Component, Config
+from turnwise.components import Component
+from turnwise.config import Config
 
 ROOT = Path(__file__).parents[1]
 PAGES = {file.name: file.read_text() for file in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]}

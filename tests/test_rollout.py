@@ -13,10 +13,10 @@ import gymnasium
 import pytest
 from helpers import Counter, Scripted, make_tokenizer, play_config
 
+from turnwise.collector import Collector
 from turnwise.engines.local import LocalEngine
 from turnwise.failures import EpisodeFailure
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.types import Action, Ending, Message, Observation, Segment, Turn
 
 

@@ -12,11 +12,12 @@ from helpers import play_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import Config, DataConfig, differences
+from turnwise.config import Config, DataConfig
 from turnwise.engines.chat import Conversation
 from turnwise.episodes import Folder, protocol_of
 from turnwise.evaluate import eval_seed
 from turnwise.players import OTHERS, Model
+from turnwise.recipe import differences
 from turnwise.results import files_of, rows_of
 from turnwise.suite import load_suite, play_suite, split_missing
 from turnwise.types import Generation, Sampling

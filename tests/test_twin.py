@@ -20,12 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from turnwise import loss
 from turnwise.advantages.gae import DualGAE
 from turnwise.batch import Batch, pack
-from turnwise.config import Config, KLConfig, UpdateConfig, WarmupConfig, parse_config
+from turnwise.collector import Collector
+from turnwise.config import Config, KLConfig, UpdateConfig, WarmupConfig
 from turnwise.engines.local import LocalEngine
 from turnwise.envs.babyai import BabyAIText
 from turnwise.policy import Policy, Scores
+from turnwise.recipe import parse_config
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.seeds import derive, episode_seed
 from turnwise.types import Segment
 from turnwise.update import Credit, Optimizers, assign_credit, fit_critic, minibatches, update

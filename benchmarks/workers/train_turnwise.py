@@ -8,12 +8,12 @@ import sys
 
 from benchmarks.workers.serve import Job, Line, reward
 from turnwise.batch import pack
-from turnwise.config import parse_config
 from turnwise.engines.local import LocalEngine
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
 from turnwise.progress import Clock
 from turnwise.protocols import Engine
+from turnwise.recipe import parse_config
 from turnwise.seeds import derive
 from turnwise.types import Action, Observation, Sampling, Segment, Turn
 from turnwise.update import Optimizers, assign_credit, update

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise import __version__
-from turnwise.config import Config, dump_config, load_config
+from turnwise.config import Config
+from turnwise.recipe import dump_config, load_config
 
 if TYPE_CHECKING:
     from rich.console import Console

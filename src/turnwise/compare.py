@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.config import differences
 from turnwise.episodes import Protocol, read_episodes, read_protocol
 from turnwise.intervals import Estimate, bootstrap
+from turnwise.recipe import differences
 from turnwise.results import OVERALL
 
 Level = tuple[str, str, int]  # environment, task, seed

@@ -5,139 +5,18 @@ Defaults are those of the Verlog report unless the comment says otherwise.
 
 from __future__ import annotations
 
-import difflib
-import functools
-import importlib
-import inspect
-import re
-import types
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-M = TypeVar("M", bound=BaseModel)
-
-# Short names for what ships; anything else is named `module:attribute`.
-COMPONENTS = {
-    "memory": {
-        "window": "turnwise.memory.window:Window",
-        "full": "turnwise.memory.full:Full",
-        "note": "turnwise.memory.note:Note",
-    },
-    "agent": {
-        "gym": "turnwise.agents.gym:Gym",
-        "single_turn": "turnwise.agents.single_turn:SingleTurn",
-        "tool": "turnwise.agents.tool:ToolAgent",
-        "openai": "turnwise.agents.openai:OpenAIAgent",
-        "langgraph": "turnwise.agents.langgraph:LangGraphAgent",
-    },
-    "parser": {"think_act": "turnwise.parse:ThinkAct"},
-    "engine": {
-        "local": "turnwise.engines.make:local",
-        "vllm": "turnwise.engines.make:vllm",
-        "sglang": "turnwise.engines.make:sglang",
-    },
-    "advantage": {
-        "dual_gae": "turnwise.advantages.gae:DualGAE",
-        "gae": "turnwise.advantages.gae:token_gae",
-        "monte_carlo": "turnwise.advantages.gae:monte_carlo",
-        "bi_level_gae": "turnwise.advantages.bilevel:BiLevelGAE",
-        "turn_gae": "turnwise.advantages.turn:TurnGAE",
-        "grpo": "turnwise.advantages.grpo:GRPO",
-        "rloo": "turnwise.advantages.rloo:RLOO",
-        "reinforce_plus_plus": "turnwise.advantages.reinforce:ReinforcePlusPlus",
-        "reinforce_plus_plus_baseline": "turnwise.advantages.reinforce:ReinforcePlusPlusBaseline",
-        "gigpo": "turnwise.advantages.gigpo:GiGPO",
-    },
-    "reward": {
-        "gsm8k": "turnwise.rewards.gsm8k:gsm8k",
-        "exact_match": "turnwise.rewards.exact:exact_match",
-        "math_equal": "turnwise.rewards.numbers:math_equal",
-    },
-    "data.generate": {"arithmetic": "turnwise.data.arithmetic:Arithmetic"},
-    "data.convert": {"gsm8k": "turnwise.data.gsm8k:Gsm8k"},
-}
-# Arguments that the framework passes by itself.
-_GIVEN = {
-    "agent": {"setting"},
-    "engine": {"trained"},
-    "parser": {"actions", "default"},
-    "reward": {"sample", "messages", "text", "solution_str", "data_source", "ground_truth", "extra_info"},
-}
+from turnwise.components import COMPONENTS, Component, nearest
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers: 1e-5 is one."""
+class Group(BaseModel):
+    """Keys that stand together; others are refused."""
 
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
-
-
-class Component(BaseModel):
-    """A part that plugs in: `use` names it, the other keys are its arguments."""
-
-    model_config = ConfigDict(extra="allow")
-
-    use: str
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-    def make(self, kind: str, **given: Any) -> Any:
-        """Build the part; `given` is what the framework adds."""
-        factory = self.find(kind)
-        try:
-            return factory(**self.arguments, **given)
-        except TypeError as error:
-            raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
-
-    def find(self, kind: str) -> Callable[..., Any]:
-        """What makes the part; it has every argument that is given here."""
-        factory = self._load(kind)
-        self._refuse_unknown(kind, factory)
-        return factory
-
-    def bind(self, kind: str) -> Callable[..., Any]:
-        """The function that `use` names, its other keys filled in; of a class, an object made of them.
-
-        By the names of its parameters it asks for any of what the framework gives to this kind, and for no more.
-        """
-        function = self._load(kind)
-        if inspect.isclass(function):
-            function = self.make(kind)
-        else:
-            self._refuse_unknown(kind, function)
-            function = functools.partial(function, **self.arguments)
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        for name, one in inspect.signature(function).parameters.items():
-            if one.default is one.empty and one.kind not in variadic and name not in _GIVEN[kind]:
-                raise ValueError(
-                    f"{kind}: {self.use} asks for {name}, which nobody gives; set {kind}.{name}, "
-                    f"or ask for {', '.join(sorted(_GIVEN[kind]))}"
-                )
-        return function
-
-    def _load(self, kind: str) -> Callable[..., Any]:
-        factory = load_object(f"{kind}.use", COMPONENTS[kind].get(self.use, self.use), COMPONENTS[kind])
-        if not callable(factory):
-            raise ValueError(f"{kind}.use is {self.use!r}, which is no class")
-        return factory
-
-    def _refuse_unknown(self, kind: str, factory: Callable[..., Any]) -> None:
-        allowed = set(inspect.signature(factory).parameters) - _GIVEN.get(kind, set())
-        for key in self.arguments:
-            if key not in allowed:
-                raise ValueError(f"unknown key {kind}.{key}{nearest(key, allowed)}")
 
 
 class RewardConfig(Component):
@@ -146,13 +25,13 @@ class RewardConfig(Component):
     timeout_s: float = Field(default=30.0, gt=0)  # of one score
 
 
-class LoRAConfig(_Strict):
+class LoRAConfig(Group):
     rank: PositiveInt = 32
     alpha: float = Field(default=64.0, gt=0)  # what an adapter adds is scaled by alpha / rank
     targets: list[str] = []  # names of linear layers, such as q_proj; none: all but the head
 
 
-class ModelConfig(_Strict):
+class ModelConfig(Group):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: a GPU, if there is one
@@ -161,7 +40,7 @@ class ModelConfig(_Strict):
     lora: LoRAConfig | None = None  # adapters of actor and critic over one frozen trunk; null: all weights
 
 
-class EnvironmentConfig(_Strict):
+class EnvironmentConfig(Group):
     id: str = "turnwise.envs.babyai:BabyAIText"  # `module:Class`, or a registered Gymnasium id
     kwargs: dict[str, Any] = {}
     tasks: dict[str, dict[str, Any]] = {}  # name -> further kwargs; slots are dealt the tasks in turn
@@ -201,7 +80,7 @@ class EnvironmentConfig(_Strict):
         return self
 
 
-class DataConfig(_Strict):
+class DataConfig(Group):
     train: list[str] = []  # files, folders or patterns such as rows/train-*.parquet; one may stand alone
     test: list[str] = []  # none: `held_out` of the training rows
     generate: Component | None = None  # a class with `rows(split)`: rows that are made instead of read
@@ -231,7 +110,7 @@ class DataConfig(_Strict):
         return self
 
 
-class RolloutConfig(_Strict):
+class RolloutConfig(Group):
     n_env: PositiveInt = 32  # environments that live side by side
     e_len: PositiveInt = 8  # turns of each in a batch
     episodes: PositiveInt | None = None  # so many whole episodes of each in a batch instead, however long they are
@@ -269,7 +148,7 @@ class RolloutConfig(_Strict):
         return self
 
 
-class KLConfig(_Strict):
+class KLConfig(Group):
     reward: float = Field(default=1e-3, ge=0)  # k1 on every sampled token, subtracted from its reward
     loss: float = Field(default=0.0, ge=0)  # k3 as a term of the loss
     schedule: Literal["fixed", "adaptive"] = "fixed"  # adaptive: `reward` follows `target` (arXiv:1909.08593)
@@ -283,7 +162,7 @@ class KLConfig(_Strict):
         return self
 
 
-class UpdateConfig(_Strict):
+class UpdateConfig(Group):
     actor_lr: float = Field(default=1e-6, gt=0)
     critic_lr: float = Field(default=1e-5, gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -304,20 +183,20 @@ class UpdateConfig(_Strict):
     gradient_checkpointing: bool = False
 
 
-class WarmupConfig(_Strict):
+class WarmupConfig(Group):
     w_epoch: int = Field(default=40, ge=0)  # batches collected with the actor frozen; 0: no warm-up
     w_iter: PositiveInt = 5  # times that all of it is credited anew and part of it trained on
     w_frac: float = Field(default=0.1, gt=0, le=1)  # that part
     tolerance: float = Field(default=0.01, ge=0)  # stop when the critic's loss falls by less than this share; 0: never
 
 
-class EvaluationConfig(_Strict):
+class EvaluationConfig(Group):
     episodes: PositiveInt = 200  # a task
     slots: PositiveInt = 64  # played side by side
     temperature: float = Field(default=1.0, ge=0)  # 0: greedy
 
 
-class LogConfig(_Strict):
+class LogConfig(Group):
     trackers: list[Literal["tensorboard"]] = []  # besides metrics.jsonl, which is always written
     transcript_every: PositiveInt = 50  # episodes
     traces: list[Literal["jsonl", "mlflow"]] = []  # who keeps what episodes did, turn by turn and call by call
@@ -333,12 +212,12 @@ class LogConfig(_Strict):
         return self
 
 
-class CheckpointConfig(_Strict):
+class CheckpointConfig(Group):
     every: PositiveInt = 1  # steps, and in the warm-up batches and fits; a crash loses no more than these
     keep: PositiveInt = 2  # checkpoints, the newest
 
 
-class Config(_Strict):
+class Config(Group):
     run: str = ""  # folder of the run; empty: runs/ and the recipe's name
     seed: int = Field(default=0, ge=0)
     steps: int = Field(default=300, ge=0)  # batches to train on
@@ -462,141 +341,3 @@ def _idle_without_critic(config: Config) -> list[str]:
         if (value := getattr(settings, key)) != type(settings).model_fields[key].default
         and (key, value) != ("w_epoch", 0)
     ]
-
-
-def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe (a path, or the name of a shipped one) and apply `dotted.key=value` overrides.
-
-    Every mistake is a ValueError of one sentence.
-    """
-    path = find_shipped("recipe", recipe)
-    tree = read_tree(path)
-    override(tree, overrides)
-    tree["run"] = tree.get("run") or f"runs/{path.stem}"
-    return parse_config(tree)
-
-
-def read_tree(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file."""
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} must hold keys and values, such as `seed: 1`")
-    return tree
-
-
-def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set each `dotted.key=value` in a tree of keys."""
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
-        _assign(tree, key, _scalar(text, value))
-
-
-def parse_config(tree: Mapping[str, Any]) -> Config:
-    """Validate a tree of keys; unknown keys are refused with the nearest valid one."""
-    return parse(tree, Config)
-
-
-def parse(tree: Mapping[str, Any], model: type[M]) -> M:
-    """The same for any group of keys."""
-    _refuse_unknown(tree, model)
-    try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        raise ValueError(_sentence(error)) from error
-
-
-def find_shipped(kind: Literal["recipe", "suite"], name: str | Path) -> Path:
-    """A path as given, or what ships under a name."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    shipped = {file.stem: file for file in sorted((Path(__file__).parent / f"{kind}s").glob("*.yaml"))}
-    if str(name) in shipped:
-        return shipped[str(name)]
-    raise ValueError(f"{kind} {str(name)!r} is neither a file nor a shipped {kind}{nearest(str(name), shipped)}")
-
-
-def dump_config(config: Config) -> str:
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """`key was X, now is Y`, for each key that differs; where the run lies does not matter."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = [key for key in {**before, **after} if path or key != "run"]
-        return [line for key in keys for line in differences(before.get(key), after.get(key), f"{path}.{key}")]
-    return [] if before == after else [f"{path[1:]} was {before!r}, now is {after!r}"]
-
-
-def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingProxyType({})) -> Any:
-    """What `module:attribute` names."""
-    module, colon, name = dotted.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise ValueError(f"{key} is {dotted!r}{nearest(dotted, known)}; write your own as module:Class")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ValueError(f"{key} is {dotted!r}, but {error}") from error
-    except AttributeError as error:
-        raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}") from error
-
-
-def with_colon(dotted: str) -> str:
-    """`package.module.Class`, as other frameworks write it, as `package.module:Class`."""
-    return dotted if ":" in dotted else ":".join(dotted.rsplit(".", 1))
-
-
-def nearest(word: str, known: Any) -> str:
-    """What may have been meant, as the tail of a sentence."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(sorted(known))}" if known else ""
-
-
-def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise ValueError(f"cannot set {dotted}: {parent} is a value, not a group of keys")
-    tree[last] = value
-
-
-def _scalar(override: str, text: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{override!r}: the value is not YAML") from error
-
-
-def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:
-    for key, value in tree.items():
-        field = model.model_fields.get(key)
-        if field is None:
-            raise ValueError(f"unknown key {path}{key}{nearest(str(key), model.model_fields)}")
-        kind = field.annotation
-        if get_origin(kind) in (Union, types.UnionType):
-            if value is None and type(None) in get_args(kind):
-                continue
-            kind = next(part for part in get_args(kind) if part is not type(None))
-        if isinstance(kind, type) and issubclass(kind, _Strict):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"{path}{key} is {value!r}; it is a group of keys: {', '.join(kind.model_fields)}")
-            _refuse_unknown(value, kind, f"{path}{key}.")
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] == "value_error":
-        return message
-    if first["type"] == "missing":
-        return f"{key} is missing"
-    return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"

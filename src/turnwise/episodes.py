@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise.config import Config, differences
+from turnwise.config import Config
+from turnwise.recipe import differences
 
 
 @dataclass(frozen=True)

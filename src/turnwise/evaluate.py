@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from turnwise.agents.shared import Shared
+from turnwise.collector import play_all
 from turnwise.config import Config
 from turnwise.episodes import Record
 from turnwise.players import Model, Player
 from turnwise.players import open_player as open_player
 from turnwise.protocols import Codec, Engine
-from turnwise.rollout import Slot, Tally, play_all
 from turnwise.seeds import episode_seed
+from turnwise.slot import Slot, Tally
 from turnwise.types import Level, Sample
 
 

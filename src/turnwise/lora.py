@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.config import LoRAConfig, ModelConfig, nearest
+from turnwise.components import nearest
+from turnwise.config import LoRAConfig, ModelConfig
 from turnwise.optional import optional
 from turnwise.seeds import derive
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from turnwise import checkpoint
 from turnwise.agents.gym import Gym
 from turnwise.agents.shared import Shared
-from turnwise.config import Component, Config, EnvironmentConfig
+from turnwise.components import Component
+from turnwise.config import Config, EnvironmentConfig
 from turnwise.engines.chat import ChatEngine, Conversation, is_address
 from turnwise.engines.local import LocalEngine
 from turnwise.envs.checked import Offer
@@ -24,8 +25,8 @@ from turnwise.lora import make_adapters
 from turnwise.models import arithmetic, open_model
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
-from turnwise.rollout import Slot
 from turnwise.seeds import derive
+from turnwise.slot import Slot
 from turnwise.types import Action, Generation, Level, Sampling
 
 Seat = tuple[Slot, Engine]

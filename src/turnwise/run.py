@@ -11,8 +11,9 @@ import yaml
 from pydantic import TypeAdapter
 
 from turnwise import checkpoint
-from turnwise.config import Config, differences, dump_config
-from turnwise.rollout import Transcript
+from turnwise.config import Config
+from turnwise.recipe import differences, dump_config
+from turnwise.slot import Transcript
 from turnwise.types import Segment
 
 _SEGMENTS = TypeAdapter(list[Segment])

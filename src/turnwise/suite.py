@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.config import Config, find_shipped, override, parse_config, read_tree
+from turnwise.config import Config
 from turnwise.envs.checked import try_environment
 from turnwise.episodes import Episodes, Folder, Key, Record
 from turnwise.evaluate import evaluate
 from turnwise.players import Invite
+from turnwise.recipe import find_shipped, override, parse_config, read_tree
 
 Suite = Mapping[str, Config]  # environment -> what to play there
 

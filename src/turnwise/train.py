@@ -14,6 +14,7 @@ from torch import Tensor
 
 from turnwise import checkpoint
 from turnwise.batch import pack
+from turnwise.collector import Collector
 from turnwise.config import Config
 from turnwise.engines.make import make_engine
 from turnwise.lora import make_adapters
@@ -23,7 +24,6 @@ from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
 from turnwise.protocols import Advantage, Engine, Tracker
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.run import Run
 from turnwise.seeds import derive
 from turnwise.traces.traces import Traces

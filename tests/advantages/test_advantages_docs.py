@@ -7,7 +7,8 @@ from typing import Any
 
 from helpers import segment, streams_of, turn
 
-from turnwise.config import COMPONENTS, parse_config
+from turnwise.components import COMPONENTS
+from turnwise.recipe import parse_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "advantages.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`.*?\|.*?\| (yes|no) \| (yes|no) \|", PAGE, re.MULTILINE)

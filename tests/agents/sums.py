@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from turnwise.batch import pack
-from turnwise.config import Config, parse_config
+from turnwise.config import Config
+from turnwise.recipe import parse_config
 from turnwise.tools import function_tool
 from turnwise.types import Segment
 

@@ -7,8 +7,8 @@ from helpers import Scripted, make_tokenizer
 from sums import HERMES, adds, assert_same, call, config
 
 from turnwise.batch import pack
+from turnwise.collector import Collector
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.tools import ToolResponse, function_tool
 from turnwise.types import Segment
 

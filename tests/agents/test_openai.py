@@ -13,9 +13,9 @@ from helpers import Scripted, make_tokenizer
 from sums import HERMES, adds, assert_same, call, config
 
 from turnwise.batch import pack
+from turnwise.collector import Collector
 from turnwise.engines.local import LocalEngine
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.types import Segment
 
 

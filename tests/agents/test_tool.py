@@ -12,10 +12,11 @@ from helpers import Scripted, make_tokenizer
 from sums import HERMES, call
 
 from turnwise.batch import pack
-from turnwise.config import Config, parse_config
+from turnwise.collector import Collector
+from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
+from turnwise.recipe import parse_config
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.tools import ToolResponse, function_tool
 from turnwise.types import Segment
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from turnwise.config import load_object, parse_config, with_colon
+from turnwise.components import load_object, with_colon
 from turnwise.data.arithmetic import LEVELS, Arithmetic
 from turnwise.data.samples import to_sample
+from turnwise.recipe import parse_config
 from turnwise.rewards import Reward
 from turnwise.types import Sample
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.batch import pack
+from turnwise.collector import Collector
 from turnwise.engines.local import LocalEngine, sample
 from turnwise.policy import Policy
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.types import Generation, Sampling, Segment
 
 PROMPTS = [

@@ -15,11 +15,12 @@ from brains import STOP, hashed
 from fake_server import Fake
 from helpers import play_config
 
-from turnwise.config import Config, parse_config
+from turnwise.config import Config
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.make import make_engine
 from turnwise.protocols import Engine
+from turnwise.recipe import parse_config
 from turnwise.types import Sampling
 
 PROMPT = (1, 2, 3)

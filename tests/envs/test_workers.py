@@ -20,12 +20,12 @@ import pytest
 from faulty import foretell
 from helpers import Scripted, make_tokenizer, play_config
 
+from turnwise.collector import Collector
 from turnwise.config import Config
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.failures import EnvironmentFailure
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.seeds import episode_seed
 from turnwise.types import Segment
 

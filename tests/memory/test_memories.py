@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from helpers import Scripted, make_tokenizer, play_config
 
+from turnwise.collector import Collector
 from turnwise.memory.full import Full
 from turnwise.memory.note import Note
 from turnwise.memory.window import Window
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.types import Action, Generation, Message, Observation, Segment, Turn
 
 ROLE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|$)", re.DOTALL)

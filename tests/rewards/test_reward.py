@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config import RewardConfig, parse_config
+from turnwise.config import RewardConfig
+from turnwise.recipe import parse_config
 from turnwise.rewards import Reward, RewardFault, Score
 from turnwise.types import Message, Sample
 

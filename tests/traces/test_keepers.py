@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from entries import entry
 
-from turnwise.config import parse_config
+from turnwise.recipe import parse_config
 from turnwise.traces.background import Background
 from turnwise.traces.entries import Entry
 from turnwise.traces.jsonl import Jsonl

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import pytest
 from helpers import Counter, Scripted, make_tokenizer, play_config
 
-from turnwise.config import Config, parse_config
+from turnwise.collector import Collector
+from turnwise.config import Config
 from turnwise.protocols import Session, Setting
+from turnwise.recipe import parse_config
 from turnwise.render import Renderer
-from turnwise.rollout import Collector
 from turnwise.tools import ToolFault, function_tool
 from turnwise.traces.entries import Entry, describe
 from turnwise.traces.recording import Trace

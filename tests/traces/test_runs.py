@@ -7,8 +7,9 @@ from typing import Any
 
 from test_recording import Asking
 
-from turnwise.config import Config, parse_config
+from turnwise.config import Config
 from turnwise.protocols import Session
+from turnwise.recipe import parse_config
 from turnwise.train import Training, train
 from turnwise.types import Ending
 

@@ -1,6 +1,6 @@
 """How an episode is played, one way a file."""
 
-from turnwise.config import COMPONENTS, Component, nearest
+from turnwise.components import COMPONENTS, Component, nearest
 from turnwise.protocols import Agent, Setting
 from turnwise.types import Sample
 

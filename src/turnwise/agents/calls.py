@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from turnwise.agents.chat import Chat, PromptTooLong
-from turnwise.config import load_object, with_colon
+from turnwise.components import load_object, with_colon
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Session, Setting
 from turnwise.rewards.reward import finite

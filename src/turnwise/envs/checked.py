@@ -13,7 +13,8 @@ from typing import Any
 
 import gymnasium
 
-from turnwise.config import EnvironmentConfig, load_object
+from turnwise.components import load_object
+from turnwise.config import EnvironmentConfig
 from turnwise.failures import EnvironmentFailure
 from turnwise.parse import normalise
 from turnwise.types import Feedback, Observation

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from turnwise.config import parse
 from turnwise.hosted import HostedModel
 from turnwise.interactions.base import BaseInteraction
+from turnwise.recipe import parse
 from turnwise.seeds import derive
 from turnwise.types import Message, Sampling
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.calling import left_over
-from turnwise.config import load_object, nearest, read_tree, with_colon
+from turnwise.components import load_object, nearest, with_colon
 from turnwise.interactions.base import BaseInteraction
 from turnwise.interactions.dialogue import Dialogue
+from turnwise.recipe import read_tree
 
 _ENTRY = ("name", "class_name", "config")
 _METHODS = ("start_interaction", "generate_response", "calculate_score", "finalize_interaction")

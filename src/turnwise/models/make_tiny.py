@@ -62,7 +62,7 @@ class Teacher(Protocol):
 class Recipe:
     """How a model is made of what its teacher shows."""
 
-    epochs: int = 2
+    epochs: int = 4
     batch: int = 64  # turns an optimizer step
     lr: float = 2e-3
     vocabulary: int = 768

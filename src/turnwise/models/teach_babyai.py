@@ -19,18 +19,18 @@ class BabyAITeacher:
     """
 
     wanders: dict[str, float] = field(  # share of random actions where the expert would move
-        default_factory=lambda: {"goto": 0.74, "pickup": 0.97, "open": 0.95, "putnext": 0.94, "pick_up_seq_go_to": 0.99}
+        default_factory=lambda: {"goto": 0.74, "pickup": 0.97, "open": 0.97, "putnext": 0.94, "pick_up_seq_go_to": 0.99}
     )
     fumbles: dict[str, float] = field(  # and where it would handle things
-        default_factory=lambda: {"goto": 0.0, "pickup": 0.85, "open": 0.0, "putnext": 0.5, "pick_up_seq_go_to": 0.85}
+        default_factory=lambda: {"goto": 0.0, "pickup": 0.85, "open": 0.0, "putnext": 0.5, "pick_up_seq_go_to": 0.9}
     )
     turns: dict[str, int] = field(  # shown of each task
         default_factory=lambda: {
-            "goto": 2_500,
-            "pickup": 2_500,
-            "open": 5_000,
+            "goto": 3_000,
+            "pickup": 3_000,
+            "open": 5_500,
             "putnext": 2_500,
-            "pick_up_seq_go_to": 3_500,
+            "pick_up_seq_go_to": 5_500,
         }
     )
     distractors: dict[str, int] = field(  # further things in its levels: of several, to read of the one that is meant

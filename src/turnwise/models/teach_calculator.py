@@ -4,7 +4,8 @@ import json
 import random
 from dataclasses import dataclass
 
-from turnwise.config import Component, DataConfig
+from turnwise.components import Component
+from turnwise.config import DataConfig
 from turnwise.data import load_data
 from turnwise.models.make_tiny import Demonstration
 from turnwise.seeds import derive

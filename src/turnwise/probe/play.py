@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from turnwise.config import COMPONENTS, Component, Config
+from turnwise.components import COMPONENTS, Component
+from turnwise.config import Config
 from turnwise.envs.checked import try_environment
 from turnwise.episodes import Record
 from turnwise.evaluate import evaluate, play_held_out
@@ -17,7 +18,7 @@ from turnwise.probe.failures import Group, group_failures
 from turnwise.probe.measure import Lengths, Score, Sheet, lengths, played, pooled, sheet
 from turnwise.probe.translations import InvalidText, invalid_texts
 from turnwise.protocols import Codec, Engine
-from turnwise.rollout import Slot
+from turnwise.slot import Slot
 from turnwise.types import Message, Segment, Turn
 
 EPISODES, IN_ALL = 20, 40  # of a task; of a recipe, whose tasks share the answer: 40 tell a half to within 15 points

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnwise.config import nearest
+from turnwise.components import nearest
 from turnwise.toolcalls import gpt_oss, hermes, llama3_json, qwen3_coder
 from turnwise.toolcalls.records import UNREADABLE, ParsedReply, Reply, ToolCall, Tools, decode_reply
 

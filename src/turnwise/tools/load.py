@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from turnwise.config import load_object, nearest, with_colon
+from turnwise.components import load_object, nearest, with_colon
 from turnwise.tools.base import BaseTool
 from turnwise.tools.function import as_tool, is_marked
 from turnwise.tools.mcp import mcp_tools

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from turnwise.calling import in_thread
-from turnwise.config import nearest
+from turnwise.components import nearest
 from turnwise.tools.base import BaseTool
 from turnwise.tools.records import ToolError, ToolFault, ToolResponse, ToolSchema
 

@@ -10,7 +10,7 @@ import jsonschema
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as validated
 
-from turnwise.config import nearest
+from turnwise.components import nearest
 from turnwise.failures import EpisodeFailure
 from turnwise.toolcalls import ToolCall
 

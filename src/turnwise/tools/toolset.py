@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from turnwise.calling import PerLoop, left_over
-from turnwise.config import nearest
+from turnwise.components import nearest
 from turnwise.tools.base import BaseTool
 from turnwise.tools.box import ToolBox
 from turnwise.tools.function import as_tool

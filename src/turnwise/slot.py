@@ -1,17 +1,15 @@
-"""How batches are filled: each slot is a place in which one episode after the other is played by its agent.
+"""A slot: a place in which one episode after the other is played by its agent.
 
-A batch takes the same number of turns from every slot, wherever their episodes stand. Whoever asks for a reply when
-the batch is full waits, and the next batch goes on from there: the prompt that waits is the one to bootstrap from.
-Or a batch takes the same number of whole episodes from every slot, and ends with the longest of them.
+Whoever asks for a reply when the batch is full waits, and the next batch goes on from there: the prompt that waits is
+the one to bootstrap from.
 """
 
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -19,16 +17,12 @@ from pydantic import TypeAdapter
 from turnwise.agents import Agents
 from turnwise.agents.shared import Shared
 from turnwise.config import Config
-from turnwise.data import drawn
 from turnwise.failures import EpisodeFailure, NeighbourFailure
-from turnwise.groups import filter_groups
 from turnwise.protocols import Agent, Codec, Engine, Note, Resumable, Setting
-from turnwise.seeds import derive, episode_seed
+from turnwise.seeds import derive
 from turnwise.traces import Recording, Trace, no_span
 from turnwise.traces.recording import now
 from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn
-
-_PATIENCE = 10  # batches in a row without a group that teaches
 
 
 @dataclass
@@ -400,111 +394,3 @@ class _Session:
 
 def _digest(prompt: Sequence[int]) -> str:
     return hashlib.blake2b(" ".join(map(str, prompt)).encode(), digest_size=12).hexdigest()
-
-
-class Collector:
-    """Plays n_env slots, e_len turns or some whole episodes of each a batch."""
-
-    def __init__(self, config: Config, codec: Codec):
-        self.config = config
-        self.tally = Tally()
-        self._runner = asyncio.Runner()  # one loop for all batches: an episode waits in it from one to the next
-        self._shared = Shared(config, config.rollout.n_env)
-        deal, size = config.deal, config.rollout.group
-        self.slots: list[Slot] = []
-        try:
-            for index in range(config.rollout.n_env):
-                group, member = divmod(index, size)
-                task = deal[group % len(deal)]
-                levels = partial(self._level, task, group)
-                luck = (member,) if size > 1 else ()
-                traced = partial(self._traced, group)
-                transcripts = config.log.transcript_every
-                slot = Slot(index, task, config, codec, self._shared, levels, transcripts, luck, group, traced)
-                self.slots.append(slot)
-        except BaseException:
-            self.close()
-            raise
-
-    def _level(self, task: str, group: int, number: int) -> Level:
-        """Of the n-th episode of a group; all groups together draw the samples of a data set without replacement."""
-        seed = episode_seed("train", self.config.seed, task, group, number)
-        if self.config.data is None:
-            return Level(seed)
-        samples = self._shared.data.train
-        place = self._place(group, number)
-        return Level(seed, samples[drawn(self.config.seed, len(samples), place)])
-
-    def _traced(self, group: int, number: int) -> bool:
-        """Whether the n-th episodes of a group are: all of them, so that they can be compared."""
-        log = self.config.log
-        return bool(log.traces) and self._place(group, number) % log.trace_every == 0
-
-    def _place(self, group: int, number: int) -> int:
-        """Of the n-th level of a group among those of all groups."""
-        return number * (self.config.rollout.n_env // self.config.rollout.group) + group
-
-    def collect(self, engine: Engine) -> list[Segment]:
-        """The segments of one batch, slot by slot in time order."""
-        self.tally = Tally()
-        for _ in range(_PATIENCE if self.config.rollout.filter_groups else 1):
-            segments = self._runner.run(self._collect(engine))
-            if self.config.rollout.filter_groups:
-                segments, useless = filter_groups(segments)
-                self.tally.useless_groups += useless
-            if segments:
-                return segments
-        raise ValueError(
-            f"in {_PATIENCE} batches no group had episodes of different returns, so there is nothing to compare "
-            "(rollout.filter_groups); choose other tasks or rewards, larger groups, or a higher temperature"
-        )
-
-    async def _collect(self, engine: Engine) -> list[Segment]:
-        for slot in self.slots:
-            slot.tally = self.tally
-        self._align()
-        rollout, turns = self.config.rollout, self.config.rollout.e_len
-        if rollout.episodes is not None:
-            await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
-        else:
-            lockstep = rollout.mode == "lockstep"
-            # Without it too this may take more than one pass: an episode may fail while it waits for the other slots.
-            while short := [slot for slot in self.slots if slot.collected < turns]:
-                await play_all(slot.play(engine, slot.collected + 1 if lockstep else turns) for slot in short)
-        return [segment for slot in self.slots for segment in slot.cut()]
-
-    def _align(self) -> None:
-        """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""
-        size = self.config.rollout.group
-        for first in range(0, len(self.slots) if size > 1 else 0, size):
-            group = self.slots[first : first + size]
-            newest = max(slot.episode.number for slot in group)
-            for slot in group:
-                slot.episode.number = newest
-
-    def close(self) -> None:
-        """Let go of the episodes under way and of the environments."""
-        self._runner.close()
-        self._shared.close()
-
-    def state(self) -> list[dict[str, Any]]:
-        return [slot.state() for slot in self.slots]
-
-    def restore(self, state: Sequence[dict[str, Any]]) -> int:
-        """Returns how many slots could not be brought back and begin a new episode."""
-
-        async def restore() -> int:
-            done = await asyncio.gather(*(s.restore(one) for s, one in zip(self.slots, state, strict=True)))
-            return done.count(False)
-
-        return self._runner.run(restore())
-
-
-async def play_all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run them together; the first error stops the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for play in plays:
-                group.create_task(play)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None

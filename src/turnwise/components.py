@@ -1,0 +1,145 @@
+"""Parts that plug in, by name: those that ship, and any other as `module:attribute`."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+# Short names for what ships; anything else is named `module:attribute`.
+COMPONENTS = {
+    "memory": {
+        "window": "turnwise.memory.window:Window",
+        "full": "turnwise.memory.full:Full",
+        "note": "turnwise.memory.note:Note",
+    },
+    "agent": {
+        "gym": "turnwise.agents.gym:Gym",
+        "single_turn": "turnwise.agents.single_turn:SingleTurn",
+        "tool": "turnwise.agents.tool:ToolAgent",
+        "openai": "turnwise.agents.openai:OpenAIAgent",
+        "langgraph": "turnwise.agents.langgraph:LangGraphAgent",
+    },
+    "parser": {"think_act": "turnwise.parse:ThinkAct"},
+    "engine": {
+        "local": "turnwise.engines.make:local",
+        "vllm": "turnwise.engines.make:vllm",
+        "sglang": "turnwise.engines.make:sglang",
+    },
+    "advantage": {
+        "dual_gae": "turnwise.advantages.gae:DualGAE",
+        "gae": "turnwise.advantages.gae:token_gae",
+        "monte_carlo": "turnwise.advantages.gae:monte_carlo",
+        "bi_level_gae": "turnwise.advantages.bilevel:BiLevelGAE",
+        "turn_gae": "turnwise.advantages.turn:TurnGAE",
+        "grpo": "turnwise.advantages.grpo:GRPO",
+        "rloo": "turnwise.advantages.rloo:RLOO",
+        "reinforce_plus_plus": "turnwise.advantages.reinforce:ReinforcePlusPlus",
+        "reinforce_plus_plus_baseline": "turnwise.advantages.reinforce:ReinforcePlusPlusBaseline",
+        "gigpo": "turnwise.advantages.gigpo:GiGPO",
+    },
+    "reward": {
+        "gsm8k": "turnwise.rewards.gsm8k:gsm8k",
+        "exact_match": "turnwise.rewards.exact:exact_match",
+        "math_equal": "turnwise.rewards.numbers:math_equal",
+    },
+    "data.generate": {"arithmetic": "turnwise.data.arithmetic:Arithmetic"},
+    "data.convert": {"gsm8k": "turnwise.data.gsm8k:Gsm8k"},
+}
+# Arguments that the framework passes by itself.
+_GIVEN = {
+    "agent": {"setting"},
+    "engine": {"trained"},
+    "parser": {"actions", "default"},
+    "reward": {"sample", "messages", "text", "solution_str", "data_source", "ground_truth", "extra_info"},
+}
+
+
+class Component(BaseModel):
+    """A part that plugs in: `use` names it, the other keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    def make(self, kind: str, **given: Any) -> Any:
+        """Build the part; `given` is what the framework adds."""
+        factory = self.find(kind)
+        try:
+            return factory(**self.arguments, **given)
+        except TypeError as error:
+            raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+
+    def find(self, kind: str) -> Callable[..., Any]:
+        """What makes the part; it has every argument that is given here."""
+        factory = self._load(kind)
+        self._refuse_unknown(kind, factory)
+        return factory
+
+    def bind(self, kind: str) -> Callable[..., Any]:
+        """The function that `use` names, its other keys filled in; of a class, an object made of them.
+
+        By the names of its parameters it asks for any of what the framework gives to this kind, and for no more.
+        """
+        function = self._load(kind)
+        if inspect.isclass(function):
+            function = self.make(kind)
+        else:
+            self._refuse_unknown(kind, function)
+            function = functools.partial(function, **self.arguments)
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for name, one in inspect.signature(function).parameters.items():
+            if one.default is one.empty and one.kind not in variadic and name not in _GIVEN[kind]:
+                raise ValueError(
+                    f"{kind}: {self.use} asks for {name}, which nobody gives; set {kind}.{name}, "
+                    f"or ask for {', '.join(sorted(_GIVEN[kind]))}"
+                )
+        return function
+
+    def _load(self, kind: str) -> Callable[..., Any]:
+        factory = load_object(f"{kind}.use", COMPONENTS[kind].get(self.use, self.use), COMPONENTS[kind])
+        if not callable(factory):
+            raise ValueError(f"{kind}.use is {self.use!r}, which is no class")
+        return factory
+
+    def _refuse_unknown(self, kind: str, factory: Callable[..., Any]) -> None:
+        allowed = set(inspect.signature(factory).parameters) - _GIVEN.get(kind, set())
+        for key in self.arguments:
+            if key not in allowed:
+                raise ValueError(f"unknown key {kind}.{key}{nearest(key, allowed)}")
+
+
+def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingProxyType({})) -> Any:
+    """What `module:attribute` names."""
+    module, colon, name = dotted.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise ValueError(f"{key} is {dotted!r}{nearest(dotted, known)}; write your own as module:Class")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"{key} is {dotted!r}, but {error}") from error
+    except AttributeError as error:
+        raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}") from error
+
+
+def with_colon(dotted: str) -> str:
+    """`package.module.Class`, as other frameworks write it, as `package.module:Class`."""
+    return dotted if ":" in dotted else ":".join(dotted.rsplit(".", 1))
+
+
+def nearest(word: str, known: Any) -> str:
+    """What may have been meant, as the tail of a sentence."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if known else ""

@@ -1,0 +1,138 @@
+"""Recipes: keys in YAML files, read, overridden, checked and compared. Mistakes are ValueErrors of one sentence."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from turnwise.components import nearest
+from turnwise.config import Config, Group
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers: 1e-5 is one."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe (a path, or the name of a shipped one) and apply `dotted.key=value` overrides.
+
+    Every mistake is a ValueError of one sentence.
+    """
+    path = find_shipped("recipe", recipe)
+    tree = read_tree(path)
+    override(tree, overrides)
+    tree["run"] = tree.get("run") or f"runs/{path.stem}"
+    return parse_config(tree)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file."""
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} must hold keys and values, such as `seed: 1`")
+    return tree
+
+
+def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set each `dotted.key=value` in a tree of keys."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
+        _assign(tree, key, _scalar(text, value))
+
+
+def parse_config(tree: Mapping[str, Any]) -> Config:
+    """Validate a tree of keys; unknown keys are refused with the nearest valid one."""
+    return parse(tree, Config)
+
+
+def parse(tree: Mapping[str, Any], model: type[M]) -> M:
+    """The same for any group of keys."""
+    _refuse_unknown(tree, model)
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(_sentence(error)) from error
+
+
+def find_shipped(kind: Literal["recipe", "suite"], name: str | Path) -> Path:
+    """A path as given, or what ships under a name."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = {file.stem: file for file in sorted((Path(__file__).parent / f"{kind}s").glob("*.yaml"))}
+    if str(name) in shipped:
+        return shipped[str(name)]
+    raise ValueError(f"{kind} {str(name)!r} is neither a file nor a shipped {kind}{nearest(str(name), shipped)}")
+
+
+def dump_config(config: Config) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """`key was X, now is Y`, for each key that differs; where the run lies does not matter."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [key for key in {**before, **after} if path or key != "run"]
+        return [line for key in keys for line in differences(before.get(key), after.get(key), f"{path}.{key}")]
+    return [] if before == after else [f"{path[1:]} was {before!r}, now is {after!r}"]
+
+
+def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"cannot set {dotted}: {parent} is a value, not a group of keys")
+    tree[last] = value
+
+
+def _scalar(override: str, text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{override!r}: the value is not YAML") from error
+
+
+def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:
+    for key, value in tree.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            raise ValueError(f"unknown key {path}{key}{nearest(str(key), model.model_fields)}")
+        kind = field.annotation
+        if get_origin(kind) in (Union, types.UnionType):
+            if value is None and type(None) in get_args(kind):
+                continue
+            kind = next(part for part in get_args(kind) if part is not type(None))
+        if isinstance(kind, type) and issubclass(kind, Group):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{path}{key} is {value!r}; it is a group of keys: {', '.join(kind.model_fields)}")
+            _refuse_unknown(value, kind, f"{path}{key}.")
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "value_error":
+        return message
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"
