@@ -19,14 +19,14 @@ class BabyAITeacher:
     """
 
     wanders: dict[str, float] = field(  # share of random actions where the expert would move
-        default_factory=lambda: {"goto": 0.74, "pickup": 0.97, "open": 0.97, "putnext": 0.94, "pick_up_seq_go_to": 0.99}
+        default_factory=lambda: {"goto": 0.65, "pickup": 0.93, "open": 0.97, "putnext": 0.94, "pick_up_seq_go_to": 0.99}
     )
     fumbles: dict[str, float] = field(  # and where it would handle things
-        default_factory=lambda: {"goto": 0.0, "pickup": 0.85, "open": 0.0, "putnext": 0.5, "pick_up_seq_go_to": 0.9}
+        default_factory=lambda: {"goto": 0.0, "pickup": 0.6, "open": 0.0, "putnext": 0.5, "pick_up_seq_go_to": 0.8}
     )
     turns: dict[str, int] = field(  # shown of each task
         default_factory=lambda: {
-            "goto": 3_000,
+            "goto": 5_000,
             "pickup": 3_000,
             "open": 5_500,
             "putnext": 2_500,
