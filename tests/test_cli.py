@@ -321,7 +321,7 @@ def test_nothing_to_resume_is_said(recipe: Path, capsys: Any) -> None:
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
     here = str(Path(__file__).parent)
     environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "turnwise.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "turnwise", *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

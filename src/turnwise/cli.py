@@ -291,7 +291,3 @@ def _config(recipe: str, overrides: Sequence[str]) -> Config:
     """A run's folder stands for the configuration that it was started with."""
     saved = Path(recipe) / "config.yaml"
     return load_config(saved if saved.is_file() else recipe, overrides)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
