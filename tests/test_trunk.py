@@ -17,7 +17,7 @@ from transformers import (
 
 from turnwise.batch import Line
 from turnwise.models import arithmetic
-from turnwise.trunk import _attend, last_mlp_at, prepare, read
+from turnwise.trunk import ATTENTION, _attend, last_mlp_at, prepare, read
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -119,7 +119,9 @@ def test_sliding_windows_are_refused(config):
 
 
 def test_a_window_that_is_not_used_is_none():
-    prepare(AutoModelForCausalLM.from_config(MistralConfig(**SMALL, sliding_window=None)))
+    model = AutoModelForCausalLM.from_config(MistralConfig(**SMALL, sliding_window=None))
+    prepare(model)
+    assert model.config._attn_implementation == ATTENTION
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,9 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(config, name)
 
 
 def test_a_scale_of_one_changes_nothing():
-    prepare(AutoModelForCausalLM.from_config(GraniteConfig(**SMALL, logits_scaling=1.0)))
+    model = AutoModelForCausalLM.from_config(GraniteConfig(**SMALL, logits_scaling=1.0))
+    prepare(model)
+    assert model.config._attn_implementation == ATTENTION
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -81,7 +81,7 @@ def make_episode(luck: random.Random) -> Episode:
 
 
 @cache
-def cases(count: int = 300) -> Sequence[Sequence[Episode]]:
+def cases(count: int = 1000) -> Sequence[Sequence[Episode]]:
     luck = random.Random(0)
     return tuple(tuple(make_episode(luck) for _ in range(luck.randint(1, 9))) for _ in range(count))
 

@@ -596,7 +596,7 @@ def test_several_that_are_you_are_steered_step_by_step():
 
 def test_a_plan_wins_with_its_last_action_whatever_the_rules():
     rng, solved = random.Random(3), 0
-    for _ in range(30):
+    for _ in range(60):
         rules = [f"{rng.choice(NOUNS).upper()} IS {rng.choice((*PROPERTIES, *NOUNS)).upper()}" for _ in range(3)]
         things = [" ".join(rng.choices((".", ".", "baba", "ball", "key", "KEY", "BALL"), k=7)) for _ in range(2)]
         env = staged(f"{YOU} . KEY IS WIN", *things, f"{rules[0]} . {rules[1]}", rules[2])
@@ -606,7 +606,7 @@ def test_a_plan_wins_with_its_last_action_whatever_the_rules():
             _, _, terminated, _, info = env.step(env.expert())
             assert terminated == info["success"] == (turn == len(plan or ()))
         solved += plan is not None
-    assert solved >= 10
+    assert solved >= 20
 
 
 def test_where_no_way_leads_to_a_win_the_expert_idles_and_says_so():

@@ -96,7 +96,7 @@ def test_who_wanders_need_not_fumble(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("turnwise.models.teach_babyai.BabyAIText", Watched)
     tasks = BabyAITeacher().turns
     always, never = dict.fromkeys(tasks, 1.0), dict.fromkeys(tasks, 0.0)
-    BabyAITeacher(wanders=always, fumbles=never, turns=dict.fromkeys(tasks, 100)).demonstrations(0)
+    BabyAITeacher(wanders=always, fumbles=never, turns=dict.fromkeys(tasks, 200)).demonstrations(0)
     handled = [(expert, action) for expert, action in played if expert not in MOVES]
     assert {expert for expert, _ in handled} == {"pick up", "drop", "toggle"}
     assert all(expert == action for expert, action in handled)
