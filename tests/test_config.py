@@ -151,6 +151,12 @@ def test_without_a_critic_there_is_no_warm_up(load):
     assert load("").warmup.w_epoch == 40  # the defaults are nobody's to change
 
 
+def test_an_agent_of_ones_own_may_heed_what_those_that_ship_do_not(load):
+    text = "agent: {use: 'a:B'}\ndata: {train: rows.csv}\nmemory: {turns: 3}\nenvironment: {reward: native}"
+    config = load(text, "rollout.max_episode_turns=3")
+    assert (config.memory.arguments, config.rollout.max_episode_turns) == ({"turns": 3}, 3)
+
+
 @pytest.mark.parametrize("override", ["memory.turns=2", "advantage.step_gamma=0.9", "parser.cue=Well?"])
 def test_an_argument_of_the_default_component_needs_no_use(load, override):
     key, _, value = override.partition("=")
@@ -179,6 +185,26 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         (
             "agent: {use: tool}\ndata: {train: rows.csv}\nrollout: {max_episode_turns: 3}",
             ["rollout.max_episode_turns=3 does nothing", "agent.max_turns"],
+        ),
+        (
+            "agent: {use: tool}\ndata: {train: rows.csv}\nmemory: {turns: 3}",
+            ["memory.turns=3 does nothing where samples are played"],
+        ),
+        (
+            "agent: {use: tool}\ndata: {train: rows.csv}\nmemory: {use: full}",
+            ["memory.use=full does nothing where samples are played"],
+        ),
+        (
+            "agent: {use: tool}\ndata: {train: rows.csv}\nparser: {cue: Well}",
+            ["parser.cue=Well does nothing where samples are played"],
+        ),
+        (
+            "agent: {use: tool}\ndata: {train: rows.csv}\nenvironment: {reward: native}",
+            ["environment.reward=native does nothing where samples are played"],
+        ),
+        (
+            "agent: {use: tool}\nagents: {other: {use: gym}}\ndata: {train: rows.csv}",
+            ["agents.other.use is gym", "never see the samples", "agents.other.use=tool"],
         ),
         ("environment: {tasks: {a: {}, b: {}}, shares: {a: 40}}", ["n_env=32", "cannot hold 2 tasks", "41 in all"]),
         # wrong kinds of values

@@ -275,16 +275,29 @@ class Config(Group):
             if self.data is None:
                 raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
             self.reward.bind("reward")
-        if self.data is not None and self.environment.shares:
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_seen(self) -> Config:
+        """Where there is data, agents play its samples, and nothing is set that only an environment's agent heeds."""
+        if self.data is None:
+            return self
+        agents = {"agent": self.agent, **{f"agents.{name}": one for name, one in self.agents.items()}}
+        if self.environment.shares:
             raise ValueError("environment.shares does nothing where samples are played; leave it out, or data.train")
-        if self.data is not None and self.agent.use == "gym":
+        for key, one in agents.items():
+            if one.use == "gym":
+                raise ValueError(
+                    f"{key}.use is gym, which plays the environment and would never see the samples of data; "
+                    f"set another, such as {key}.use=tool"
+                )
+        if any(one.use not in COMPONENTS["agent"] for one in agents.values()):
+            return self  # it may heed anything
+        if idle := _idle_beside_samples(self):
+            raise ValueError(f"{idle[0]} does nothing where samples are played; leave it out")
+        if self.rollout.max_episode_turns is not None:
             raise ValueError(
-                "agent.use is gym, which plays the environment and would never see the samples of data; "
-                "set another, such as agent.use=tool"
-            )
-        if self.data is not None and self.agent.use in COMPONENTS["agent"] and rollout.max_episode_turns is not None:
-            raise ValueError(
-                f"rollout.max_episode_turns={rollout.max_episode_turns} does nothing where samples are played; "
+                f"rollout.max_episode_turns={self.rollout.max_episode_turns} does nothing where samples are played; "
                 "leave it out, or see agent.max_turns"
             )
         return self
@@ -326,6 +339,20 @@ class Config(Group):
                 raise ValueError(f"{idle[0]} does nothing while model.critic is none; leave it out")
             self.warmup = WarmupConfig(w_epoch=0)
         return self
+
+
+def _idle_beside_samples(config: Config) -> list[str]:
+    """What is set, other than by default, and heeded by no agent that ships and plays samples."""
+    parts = [
+        f"{kind}.{key}={value}"
+        for kind, part in (("memory", config.memory), ("parser", config.parser))
+        if part != Config.model_fields[kind].default
+        for key, value in (part.arguments or {"use": part.use}).items()
+    ]
+    environment, default = config.environment, EnvironmentConfig()
+    keys = [key for key in EnvironmentConfig.model_fields if key != "max_failures"]
+    changed = [key for key in keys if getattr(environment, key) != getattr(default, key)]
+    return [*parts, *(f"environment.{key}={getattr(environment, key)}" for key in changed)]
 
 
 def _idle_without_critic(config: Config) -> list[str]:

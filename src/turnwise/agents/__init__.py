@@ -30,7 +30,7 @@ class Agents:
         use = _ALIASES.get(name, name)
         if use in ("", config.agent.use):
             return config.agent
-        known = [*config.agents, *COMPONENTS["agent"]]
+        known = [*config.agents, *(name for name in COMPONENTS["agent"] if name != "gym")]  # gym plays no samples
         if use not in known:  # `module:Class` is for recipes alone: data is not trusted to load code
             raise ValueError(
                 f"a sample names the agent {name!r}{nearest(name, known)}; or describe it in agents.{name}"
