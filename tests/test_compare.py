@@ -12,6 +12,7 @@ from rich.console import Console
 from turnwise.compare import compare, difference_table
 from turnwise.config import Config
 from turnwise.episodes import Folder, Record, protocol_of
+from turnwise.recipe import parse_config
 
 
 def keep(path: Path, told: dict[str, list[float]], player: str = "mine", **changes: object) -> Path:
@@ -44,7 +45,8 @@ def test_a_folder_does_not_differ_from_itself(tmp_path_factory, one, other):
         ("overall", ""),
     ]
     for row in found:
-        assert (row.gap.mean, row.gap.low, row.gap.high, row.wins, row.losses) == (0, 0, 0, 0, 0)
+        assert (row.gap.mean, row.wins, row.losses) == (0, 0, 0)
+        assert row.gap.low == pytest.approx(-row.gap.high)
     assert found[-1].ties == len(one) + len(other)
 
 
@@ -70,6 +72,14 @@ def test_what_always_gets_further_is_further_for_sure(tmp_path):
     whole = compare(a, b)[-1]
     assert (whole.wins, whole.losses, whole.ties) == (10, 0, 0)
     assert whole.gap.low == pytest.approx(0.1) and whole.gap.high == pytest.approx(0.1)
+
+
+def test_levels_that_all_ended_alike_leave_a_doubt(tmp_path):
+    a = keep(tmp_path / "a", {"x": [1.0] * 10})
+    whole = compare(a, keep(tmp_path / "b", {"x": [0.0] * 10}, "theirs"))[-1]
+    assert (whole.gap.mean, whole.gap.high, whole.wins) == (1.0, 1.0, 10) and 0.4 < whole.gap.low < 1
+    same = compare(a, a)[-1]
+    assert same.gap.mean == 0 and same.gap.low < 0 < same.gap.high
 
 
 def test_the_environments_weigh_alike(tmp_path):
@@ -114,14 +124,14 @@ def test_the_table_names_players_and_what_else_differs(tmp_path):
     console = Console(width=120, record=True)
     console.print(difference_table(compare(a, b), a, b))
     text = " ".join(console.export_text().split())
-    for part in ("mine less theirs", "x/a", "+1.000 [+1.000, +1.000]", "invalid_penalty was 0.1, now is 0.3"):
+    for part in ("mine less theirs", "x/a", "+1.000 [-0.122, +1.000]", "invalid_penalty was 0.1, now is 0.3"):
         assert part in text
 
 
 def test_samples_of_other_data_are_other_levels_and_another_evaluation(tmp_path):
     def asked(name: str, seed: int) -> Folder:
         data = {"generate": {"use": "arithmetic", "test": 4, "seed": seed}}
-        suite = {"x": play_config(data=data, agent={"use": "single_turn"}, evaluation={"episodes": 1})}
+        suite = {"x": parse_config({"data": data, "agent": {"use": "single_turn"}, "evaluation": {"episodes": 1}})}
         return Folder(tmp_path / name, protocol_of("mine", "", suite))
 
     for name, seed in (("a", 0), ("b", 1)):

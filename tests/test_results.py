@@ -25,9 +25,9 @@ HALF, FAR = record("run", progression=0.5), record("run", progression=0.75, turn
 
 def test_all_or_nothing_has_wilsons_interval_and_anything_else_a_bootstrap():
     assert summarise([WON, LOST, LOST]).progression == rate(1, 3)
-    assert summarise([HALF, FAR]).progression == bootstrap([[0.5, 0.75]])
+    assert summarise([HALF, FAR]).progression == bootstrap([0.5, 0.75])
     told = record(progression=1.0, success=None)  # only by chance all or nothing
-    assert summarise([told, told]).progression == bootstrap([[1.0, 1.0]])
+    assert summarise([told, told]).progression == bootstrap([1.0, 1.0])
     assert summarise([WON, record(progression=None)]).progression is None
 
 
@@ -51,7 +51,7 @@ def test_environments_weigh_alike_in_the_whole():
         *(("random", "babyai", task) for task in ("open", "")),
     ]
     overall = rows["mine", "overall", ""].progression
-    assert overall == mean_of([rate(1, 3), bootstrap([[0.5, 0.75]])])
+    assert overall == mean_of([rate(1, 3), bootstrap([0.5, 0.75])])
     assert overall is not None and overall.mean == pytest.approx((1 / 3 + 0.625) / 2)
 
 

@@ -9,11 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.episodes import Protocol, read_episodes, read_protocol
-from turnwise.intervals import Estimate, bootstrap
+from turnwise.intervals import Estimate, bootstrap, mean_of, rate_difference
 from turnwise.recipe import differences
 from turnwise.results import OVERALL
 
 Level = tuple[str, str, int]  # environment, task, seed
+Pair = tuple[float, float]  # the progressions of A and B on one level
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Difference:
 
     environment: str
     task: str  # empty: all of them
-    gap: Estimate  # of progression, A less B, by paired bootstrap
+    gap: Estimate  # of progression, A less B
     wins: int  # levels where A got further
     losses: int
     ties: int
@@ -38,16 +39,16 @@ def compare(a: Path, b: Path) -> list[Difference]:
             f"{a} and {b} did not play the same levels: {len(alone)} were played in one of them alone; "
             "finish both, with the same suite and the same evaluation.episodes"
         )
-    gaps: dict[str, dict[str, list[float]]] = {}
+    pairs: dict[str, dict[str, list[Pair]]] = {}
     for level in sorted(ours):
         environment, task, _ = level
-        gaps.setdefault(environment, {}).setdefault(task, []).append(ours[level] - theirs[level])
-    pooled = {environment: [gap for one in tasks.values() for gap in one] for environment, tasks in gaps.items()}
-    found = []
-    for environment, tasks in gaps.items():
-        found += [_difference(environment, task, [one]) for task, one in tasks.items()]
-        found.append(_difference(environment, "", [pooled[environment]]))
-    return [*found, _difference(OVERALL, "", list(pooled.values()))] if len(pooled) > 1 else found
+        pairs.setdefault(environment, {}).setdefault(task, []).append((ours[level], theirs[level]))
+    found, wholes = [], []
+    for environment, tasks in pairs.items():
+        found += [_difference(environment, task, one) for task, one in tasks.items()]
+        wholes.append(_difference(environment, "", [pair for one in tasks.values() for pair in one]))
+        found.append(wholes[-1])
+    return [*found, _overall(wholes)] if len(wholes) > 1 else found
 
 
 def _progressions(folder: Path) -> dict[Level, float]:
@@ -77,11 +78,19 @@ def _levels(keys: dict[str, Any]) -> dict[str, Any]:
     return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": keys.get("data")}
 
 
-def _difference(environment: str, task: str, groups: Sequence[Sequence[float]]) -> Difference:
-    """Of the mean over groups of levels, each of them given as its differences."""
-    gaps = [gap for group in groups for gap in group]
+def _difference(environment: str, task: str, pairs: Sequence[Pair]) -> Difference:
+    gaps = [one - other for one, other in pairs]
     wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    return Difference(environment, task, bootstrap(groups), wins, losses, len(gaps) - wins - losses)
+    all_or_nothing = all(outcome in (0, 1) for pair in pairs for outcome in pair)
+    gap = rate_difference(*zip(*pairs, strict=True)) if all_or_nothing else bootstrap(gaps)
+    return Difference(environment, task, gap, wins, losses, len(gaps) - wins - losses)
+
+
+def _overall(wholes: Sequence[Difference]) -> Difference:
+    """The mean over environments, which weigh alike."""
+    gap = mean_of([whole.gap for whole in wholes])
+    counts = (sum(getattr(whole, name) for whole in wholes) for name in ("wins", "losses", "ties"))
+    return Difference(OVERALL, "", gap, *counts)
 
 
 def difference_table(found: Sequence[Difference], a: Path, b: Path) -> Table:

@@ -41,22 +41,37 @@ def rate(successes: float, trials: int) -> Estimate:
     return Estimate(share, *wilson(successes, trials), math.sqrt(share * (1 - share) / trials))
 
 
-def bootstrap(groups: Sequence[Sequence[float]]) -> Estimate:
-    """The mean of the groups' means, by percentile bootstrap (Efron 1979); the same in every call.
+def rate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    """Of two rates on the same trials, each outcome 0 or 1: ours less theirs (Newcombe 1998, paired, method 10).
 
-    The values of each group, at least one, are drawn anew from that group alone.
+    Wilson's distances of both rates are squared and added, less what the two outcomes of a trial have in common. So
+    an interval is left even where all trials agree.
     """
+    trials = len(ours)
+    won, lost = sum(ours), sum(theirs)
+    both = sum(one * other for one, other in zip(ours, theirs, strict=True))
+    gap = (won - lost) / trials
+    (low, high), (their_low, their_high) = wilson(won, trials), wilson(lost, trials)
+    below, above = won / trials - low, high - won / trials
+    their_below, their_above = lost / trials - their_low, their_high - lost / trials
+    margins = won * (trials - won) * lost * (trials - lost)
+    shared = both * trials - won * lost  # the determinant of the table of outcomes
+    shared = max(0.0, shared - trials / 2) if shared > 0 else shared  # a correction for continuity
+    alike = shared / math.sqrt(margins) if margins else 0.0
+    down = math.sqrt(max(0.0, below**2 - 2 * alike * below * their_above + their_above**2))
+    up = math.sqrt(max(0.0, above**2 - 2 * alike * above * their_below + their_below**2))
+    error = math.sqrt(((won + lost - 2 * both) / trials - gap**2) / trials)
+    return Estimate(gap, max(-1.0, gap - down), min(1.0, gap + up), error)
+
+
+def bootstrap(values: Sequence[float]) -> Estimate:
+    """The mean of one or more values, by percentile bootstrap (Efron 1979); the same in every call."""
     luck = np.random.Generator(np.random.Philox(derive("bootstrap")))
-    means, mean, variance = np.zeros(RESAMPLES), 0.0, 0.0
-    for group in groups:
-        values, counts = np.unique(np.asarray(group, dtype=float), return_counts=True)
-        drawn = luck.multinomial(len(group), counts / len(group), size=RESAMPLES)  # how often each value comes up
-        means += drawn @ values / len(group)
-        mean += float(np.mean(group))
-        variance += float(np.var(group)) / len(group)
-    low, high = np.percentile(means, [2.5, 97.5])
-    count = len(groups)
-    return Estimate(mean / count, float(low) / count, float(high) / count, math.sqrt(variance) / count)
+    found, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    drawn = luck.multinomial(len(values), counts / len(values), size=RESAMPLES)  # how often each value comes up
+    low, high = np.percentile(drawn @ found / len(values), [2.5, 97.5])
+    error = float(np.std(values)) / math.sqrt(len(values))
+    return Estimate(float(np.mean(values)), float(low), float(high), error)
 
 
 def mean_of(parts: Sequence[Estimate]) -> Estimate:

@@ -70,7 +70,7 @@ def _progression(records: Sequence[Record]) -> Estimate | None:
     if len(told) < len(records):
         return None
     all_or_nothing = all(record.progression == record.success for record in records)
-    return rate(sum(told), len(told)) if all_or_nothing else bootstrap([told])
+    return rate(sum(told), len(told)) if all_or_nothing else bootstrap(told)
 
 
 def rows_of(episodes: Episodes) -> list[Row]:
