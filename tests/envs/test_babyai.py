@@ -448,19 +448,19 @@ def test_a_thought_names_the_current_target_and_its_offset_as_seen(task):
         mission, fetched, ended = info["mission"], False, False
         while not ended:
             text, thought = observation["text"], env.thought()
-            assert 6 <= len(thought.split()) <= 14
+            assert 4 <= len(thought.split()) <= 13
             first = " ".join(target(text, mission, fetched=False))
             carried = re.match(f"You carry a {first}$", text, re.MULTILINE) is not None
             fetched = carried or (fetched and task == "pick_up_seq_go_to")
             colour, kind = target(text, mission, fetched)
             offsets = re.findall(rf"^an? (?:\w+ )?{colour} {kind} (.+)$", text, re.MULTILINE)
             if offsets:
-                told = re.fullmatch(rf"The {colour} {kind} is (.+)\.", thought)
+                told = re.fullmatch(rf"I see a {colour} {kind} (.+)\.", thought)
                 assert told is not None
                 assert told[1] in offsets
             else:
                 unnamed = kind if colour == r"\w+" else f"{colour} {kind}"
-                assert thought == f"I do not see the {unnamed}."
+                assert thought == f"I see no {unnamed}."
             observation, _, ended, _, _ = env.step(env.expert())
 
 
@@ -468,7 +468,7 @@ def test_a_thought_takes_the_nearest_of_equal_targets():
     env = staged("goto", (1, 1), 0, {(4, 2): Ball("red"), (6, 1): Ball("red")}, GoToInstr(ObjDesc("ball", "red")))
     env._goals = [("red", "ball")]
     env.step("pick up")
-    assert env.thought() == "The red ball is 1 step right and 3 steps forward."
+    assert env.thought() == "I see a red ball 1 step right and 3 steps forward."
 
 
 # Words

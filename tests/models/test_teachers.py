@@ -1,5 +1,6 @@
 """What the teachers of the embedded models show."""
 
+import re
 from typing import Any
 
 import pytest
@@ -96,8 +97,24 @@ def test_who_wanders_need_not_fumble(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("turnwise.models.teach_babyai.BabyAIText", Watched)
     tasks = BabyAITeacher().turns
     always, never = dict.fromkeys(tasks, 1.0), dict.fromkeys(tasks, 0.0)
-    BabyAITeacher(wanders=always, fumbles=never, turns=dict.fromkeys(tasks, 200)).demonstrations(0)
+    BabyAITeacher(always, never, dict.fromkeys(tasks, 200), questions=0).demonstrations(0)
     handled = [(expert, action) for expert, action in played if expert not in MOVES]
     assert {expert for expert, _ in handled} == {"pick up", "drop", "toggle"}
     assert all(expert == action for expert, action in handled)
     assert any(expert != action for expert, action in played)
+
+
+def test_questions_are_answered_in_the_words_of_the_text():
+    shown = BabyAITeacher(turns={}, questions=80).demonstrations(0)
+    assert len(shown) == 80
+    for one in shown:
+        [message] = one.messages
+        *lines, question = str(message["content"]).splitlines()
+        asked = re.findall(r"the (\w+ \w+)", question)
+        assert 2 <= len(asked) == len(set(asked)) <= 4
+        answers = one.reply.splitlines()
+        for name, answer in zip(asked, answers, strict=True):
+            [place] = [line.partition(name)[2] for line in lines if name in line]
+            assert answer == f"I see a {name}{place}."
+    assert shown == BabyAITeacher(turns={}, questions=80).demonstrations(0)
+    assert shown != BabyAITeacher(turns={}, questions=80).demonstrations(1)

@@ -215,9 +215,9 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
         return self._advice
 
     def thought(self) -> str:
-        """Where the current target is, as far as the mission and the text in sight tell.
+        """Where the current target is, as far as the mission and the text in sight tell, in the words of that text.
 
-        "The red ball is 3 steps right and 2 steps forward." or "I do not see the red ball."
+        "I see a red ball 3 steps right and 2 steps forward." or "I see no red ball."
         """
         seen = SEEN.findall(self._text)
         door = next((colour for colour, kind, _ in seen if kind == "door"), "")  # in case the mission names none
@@ -225,9 +225,9 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
         colour, kind = last if _holds(self._text, first) else first
         found = [(offset, c) for c, k, offset in seen if k == kind and colour in ("", c)]
         if not found:
-            return f"I do not see the {colour} {kind}.".replace("  ", " ")
+            return f"I see no {colour} {kind}.".replace("  ", " ")
         offset, colour = min(found, key=lambda place: sum(map(int, re.findall(r"\d+", place[0]))))
-        return f"The {colour} {kind} is {offset}."
+        return f"I see a {colour} {kind} {offset}."
 
     def _observe(self, text: str) -> dict[str, str]:
         self._text = text

@@ -1,0 +1,58 @@
+"""What is written as a model opens as the model that was trained."""
+
+import json
+from dataclasses import replace
+
+import torch
+
+from turnwise.config import ModelConfig
+from turnwise.models import open_model
+from turnwise.models.make_tiny import Recipe, make_tiny, make_tokenizer
+from turnwise.models.teach_babyai import BabyAITeacher
+
+TEACHER = BabyAITeacher(turns={"goto": 40}, questions=20)
+SMALL = Recipe(epochs=2, batch=10, vocabulary=300, width=32, layers=1, heads=2)
+
+
+def test_a_model_that_is_opened_again_has_the_tokens_it_was_taught_with(tmp_path):
+    said: list[object] = []
+    make_tiny(tmp_path, TEACHER, SMALL, said.append)
+    assert "60 demonstrated turns" in said
+    shown = TEACHER.demonstrations(SMALL.seed)
+    taught = make_tokenizer(shown, SMALL.vocabulary)
+    _, opened = open_model(ModelConfig(path=str(tmp_path)))
+    assert len(opened) == len(taught)
+    for one in shown:
+        text = opened.apply_chat_template(list(one.messages), tokenize=False)
+        for part in (str(text), one.reply):
+            ids = opened.encode(part, add_special_tokens=False)
+            assert ids == taught.encode(part, add_special_tokens=False)
+            assert opened.decode(ids) == part
+    made_by = json.loads((tmp_path / "made_by.json").read_text())
+    assert (made_by["teacher"], made_by["questions"], made_by["heads"]) == ("BabyAITeacher", 20, 2)
+
+
+def test_a_digit_and_the_space_before_it_are_one_token():
+    tokenizer = make_tokenizer(TEACHER.demonstrations(0), SMALL.vocabulary)
+    for digit in range(10):
+        assert len(tokenizer.encode(f" {digit}", add_special_tokens=False)) == 1
+
+
+def test_the_same_seed_makes_the_same_model(tmp_path):
+    weights = []
+    for name in ("one", "other"):
+        make_tiny(tmp_path / name, TEACHER, SMALL, lambda _: None)
+        weights.append(open_model(ModelConfig(path=str(tmp_path / name)))[0].state_dict())
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
+def test_what_is_shown_is_learned(tmp_path):
+    losses: list[float] = []
+
+    def hear(said: object) -> None:
+        if str(said).startswith("step"):
+            losses.append(float(str(said).split()[2]))
+
+    make_tiny(tmp_path, TEACHER, replace(SMALL, epochs=34), hear)
+    assert len(losses) == 4
+    assert losses[-1] < 0.6 * losses[0]
