@@ -42,25 +42,24 @@ def rate(successes: float, trials: int) -> Estimate:
 
 
 def rate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Of two rates on the same trials, each outcome 0 or 1: ours less theirs (Newcombe 1998, paired, method 10).
+    """Of two rates on the same trials, one or more, each outcome 0 or 1: ours less theirs (Newcombe 1998, method 10).
 
     Wilson's distances of both rates are squared and added, less what the two outcomes of a trial have in common. So
     an interval is left even where all trials agree.
     """
-    trials = len(ours)
-    won, lost = sum(ours), sum(theirs)
+    trials, wins, their_wins = len(ours), sum(ours), sum(theirs)
     both = sum(one * other for one, other in zip(ours, theirs, strict=True))
-    gap = (won - lost) / trials
-    (low, high), (their_low, their_high) = wilson(won, trials), wilson(lost, trials)
-    below, above = won / trials - low, high - won / trials
-    their_below, their_above = lost / trials - their_low, their_high - lost / trials
-    margins = won * (trials - won) * lost * (trials - lost)
-    shared = both * trials - won * lost  # the determinant of the table of outcomes
+    gap = (wins - their_wins) / trials
+    (low, high), (their_low, their_high) = wilson(wins, trials), wilson(their_wins, trials)
+    below, above = wins / trials - low, high - wins / trials
+    their_below, their_above = their_wins / trials - their_low, their_high - their_wins / trials
+    margins = wins * (trials - wins) * their_wins * (trials - their_wins)
+    shared = both * trials - wins * their_wins  # the determinant of the table of outcomes
     shared = max(0.0, shared - trials / 2) if shared > 0 else shared  # a correction for continuity
     alike = shared / math.sqrt(margins) if margins else 0.0
     down = math.sqrt(max(0.0, below**2 - 2 * alike * below * their_above + their_above**2))
     up = math.sqrt(max(0.0, above**2 - 2 * alike * above * their_below + their_below**2))
-    error = math.sqrt(((won + lost - 2 * both) / trials - gap**2) / trials)
+    error = math.sqrt(((wins + their_wins - 2 * both) / trials - gap**2) / trials)
     return Estimate(gap, max(-1.0, gap - down), min(1.0, gap + up), error)
 
 

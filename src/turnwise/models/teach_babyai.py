@@ -63,6 +63,7 @@ class BabyAITeacher:
         return play(level, self.cue, self.turns[task], self.length, guesses, seed, task, self.ahead)
 
     def _ask(self, seed: int) -> Iterator[Demonstration]:
+        """Questions for two to four of the things in sight, by names that only one of them has. They never end."""
         luck, level = random.Random(derive("questions", seed)), BabyAIText(distractors=MAX_DISTRACTORS)
         for episode in count():
             seen, _ = level.reset(seed=episode_seed("demo", seed, "questions", episode))
