@@ -77,6 +77,27 @@ def test_a_model_meets_the_same_levels_whatever_the_number_of_slots(renderer, sl
     assert sorted(Seeing.seeds) == sorted(eval_seed("Seeing", episode) for episode in range(episodes))
 
 
+class Crowded(Scripted):
+    """Knows how many wait for it at once, at most."""
+
+    waiting = most = 0
+
+    async def generate(self, prompt_ids: Any, sampling: Any, request_id: str = ""):
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        said = await super().generate(prompt_ids, sampling, request_id)
+        self.waiting -= 1
+        return said
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 1), (2, 2), (3, 2), (6, 6), (64, 12)])
+def test_no_more_episodes_than_slots_are_played_at_once(renderer, slots, most):
+    engine = Crowded(renderer)
+    records = evaluate(seeing(6, slots, tasks={"a": {}, "b": {}}), Model(engine, renderer))
+    assert len(records) == 12
+    assert engine.most == most
+
+
 def test_all_players_meet_the_same_levels(renderer):
     config = seeing(6)
     met = []

@@ -79,11 +79,13 @@ def _play(
     config: Config, player: Player, known: Sequence[Record], finished: Callable[[Lane, Slot], object]
 ) -> list[Slot]:
     config = player.rules(config)
+    free = asyncio.Semaphore(config.evaluation.slots)
 
     async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
-        for _ in range(lane.quota):
-            await slot.play_episodes(engine, 1)
-            finished(lane, slot)
+        async with free:
+            for _ in range(lane.quota):
+                await slot.play_episodes(engine, 1)
+                finished(lane, slot)
 
     with closing(Shared(config, config.evaluation.slots)) as shared:
         samples = _held_out(config, shared)
