@@ -24,7 +24,8 @@ ORDER = [
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "tokencheck", "agents", "slot", "collector"),
     *("batch", "trunk", "lora", "policy", "loss", "advantages", "update"),
-    *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run", "view", "trackers"),
+    *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run"),
+    *("terminal", "panel", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators

@@ -12,7 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from turnwise.config import Config, EnvironmentConfig, ModelConfig, WarmupConfig
-from turnwise.view import LINE, POINTS, View, clock, printable, share
+from turnwise.panel import share
+from turnwise.terminal import clock, printable
+from turnwise.view import LINE, POINTS, View
 
 TASKS = ("goto", "pickup", "open")
 PLAYED = {

@@ -15,7 +15,7 @@ from turnwise.probe.measure import Score
 from turnwise.probe.play import Probe
 from turnwise.probe.translations import translation_table
 from turnwise.probe.verdicts import percent, rate, verdicts
-from turnwise.view import NONE
+from turnwise.terminal import NONE
 
 HERE = Path(__file__).parent
 

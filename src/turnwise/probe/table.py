@@ -9,7 +9,7 @@ from rich.text import Text
 from turnwise.probe.play import Probe
 from turnwise.probe.translations import translation_table
 from turnwise.probe.verdicts import percent, rate, verdicts
-from turnwise.view import NONE, clip, printable
+from turnwise.terminal import NONE, clip, printable
 
 COLOURS = {"mend": "red", "look": "yellow", "good": "green"}
 SAID = 40  # columns of an invalid text
