@@ -111,6 +111,12 @@ def test_nothing_tells_how_long_the_critic_is_fitted() -> None:
     assert row(screen, "critic warm-up 40/40").endswith("– left")
 
 
+def test_panel_shows_the_progression_where_nothing_tells_of_success(width: int) -> None:
+    told = {**PLAYED, "episodes/progression": 0.31}
+    assert row(Watched(width).step(1, told), "progression") == "progression 0.31 of this batch"
+    assert "progression" not in Watched(width).step(1, {**FULL, **told})
+
+
 def test_panel_of_a_full_step(width: int) -> None:
     screen = Watched(width, resumed_at=2).step(12)
     assert row(screen, "step 12/60").endswith("3:12 left")

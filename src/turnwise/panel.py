@@ -133,6 +133,9 @@ class RunPanel:
                 )
         if len(shown) < len(self.tasks):
             table.add_row("", Text(f"and {len(self.tasks) - len(shown)} tasks more", style="dim"), "", "")
+        progression = status.figures.get("episodes/progression")
+        if progression is not None and not any(success(status.figures, task) for task in self.tasks):
+            table.add_row(Text("progression"), "", Text(f"{progression:.2f}"), Text("of this batch", style="dim"))
         if status.means:
             table.add_row(
                 Text("mean"),
