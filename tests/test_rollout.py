@@ -696,6 +696,18 @@ def test_turns_whose_prompt_was_shortened_are_counted(renderer, limit):
     assert counts == ([2, 2] if limit == 6 else [2, 6])
 
 
+def test_what_a_memory_asks_is_not_too_long_either(renderer):
+    """Where its question does not fit, what is oldest is left out of it: here the note before."""
+    engine = Scripted(renderer, lambda prompt, _: "word " * 30 if "in a few words" in prompt else "ACTION: add")
+    collector = Collector(long_config(50, {"use": "note"}, max_prompt_tokens=390, e_len=8), renderer)
+    (segment,) = collector.collect(engine)
+    assert [turn.of_memory for turn in segment.turns] == [False, *[True, False] * 7]
+    assert max(len(turn.prompt_ids) for turn in segment.turns) <= 390
+    questions = [prompt for prompt in engine.prompts if "in a few words" in prompt]
+    assert all("Your note: nothing" in question for question in questions)
+    assert collector.tally.shortened_prompts == 6  # the first question had no note before it
+
+
 class Growing(Counter):
     """Shows more at every step."""
 

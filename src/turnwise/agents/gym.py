@@ -1,5 +1,6 @@
 """Plays a Gymnasium environment: observation, memory, prompt, generation, action, feedback, turn."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,8 +59,8 @@ class Gym:
         """Play one turn; the episode's end, if this was its last."""
         observation = standing.observation
 
-        async def ask(messages: list[Message]) -> str:
-            turn = await self._consult(session, observation, messages)
+        async def ask(question: tuple[int, ...]) -> str:
+            turn = await self._consult(session, observation, question)
             self._record(session, standing, turn)
             return turn.text
 
@@ -98,39 +99,51 @@ class Gym:
         meaning = await self.host.translate(action.said) if action.status == "invalid" else None
         return replace(action, text=meaning, status="translated") if meaning else action
 
-    async def _consult(self, session: Session, observation: Observation, messages: list[Message]) -> Turn:
+    async def _consult(self, session: Session, observation: Observation, question: tuple[int, ...]) -> Turn:
         """A question of the memory, as a turn of reward 0."""
-        prompt = self.codec.prompt(messages)
-        generation = await session.generate(prompt)
+        generation = await session.generate(question)
         text = self.codec.text(generation.token_ids)
-        return Turn(observation, prompt, generation, None, 0, 0.0, text, text, text)
+        return Turn(observation, question, generation, None, 0, 0.0, text, text, text)
 
-    async def _prompt(self, standing: Standing, ask: Any) -> tuple[tuple[int, ...], bool]:
-        """The next prompt; where it is too long, without the oldest turns, and then True."""
+    async def _prompt(
+        self, standing: Standing, ask: Callable[[tuple[int, ...]], Awaitable[str]]
+    ) -> tuple[tuple[int, ...], bool]:
+        """The next prompt; where it, or what the memory asks, is too long, without the oldest turns, and then True."""
         limit = self.config.rollout.max_prompt_tokens
         past = whole = list(standing.past)
-        while True:
-            messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask)
+
+        def fitting(messages: list[Message]) -> tuple[int, ...]:
             prompt = self.codec.prompt(messages)
-            if len(prompt) <= limit:
-                return prompt, len(past) < len(whole)
+            if len(prompt) > limit:
+                raise _TooLong(len(prompt))
+            return prompt
+
+        async def ask_fitting(messages: list[Message]) -> str:
+            return await ask(fitting(messages))
+
+        while True:
+            try:
+                messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
+                return fitting(messages), len(past) < len(whole)
+            except _TooLong as problem:
+                tokens = problem.tokens
             if not past:
                 raise ValueError(
                     f"rollout.max_prompt_tokens is {limit}, but the instructions and one observation of "
-                    f"{self.task} alone take {len(prompt)} tokens; raise it"
+                    f"{self.task} alone take {tokens} tokens; raise it"
                 )
             past = past[1:]
 
     async def _next_prompt(self, standing: Standing) -> tuple[int, ...]:
         """The prompt that would follow, never sampled: a memory that would ask first has asked it."""
 
-        async def halt(messages: list[Message]) -> str:
-            raise _Asked(messages)
+        async def halt(question: tuple[int, ...]) -> str:
+            raise _Asked(question)
 
         try:
             return (await self._prompt(standing, halt))[0]
         except _Asked as asked:
-            return self.codec.prompt(asked.messages)
+            return asked.question
 
     def _record(self, session: Session, standing: Standing, turn: Turn) -> None:
         session.record(turn)
@@ -167,8 +180,15 @@ class Gym:
 class _Asked(Exception):
     """A memory asked the model while only the next prompt was wanted."""
 
-    def __init__(self, messages: list[Message]):
-        self.messages = messages
+    def __init__(self, question: tuple[int, ...]):
+        self.question = question
+
+
+class _TooLong(Exception):
+    """A prompt of so many tokens is longer than allowed."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
 
 
 def _write(session: Session, observation: Observation, text: str, action: Action, reward: float) -> None:
