@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import json
 import math
 import re
@@ -453,6 +454,26 @@ def test_failures_in_a_row_end_the_run(renderer, how, at, workers):
     with pytest.raises(ValueError, match=r"Broken.*failed: .*3 times in a row.*environment.max_failures"):
         collector.collect(Scripted(renderer))
     assert Broken.made == 3
+
+
+class Uneven(Scripted):
+    """Answers some a little later than others."""
+
+    async def generate(self, prompt_ids: Any, sampling: Any, request_id: str = ""):
+        for _ in range(len(self.prompts) % 6):
+            await asyncio.sleep(0)
+        return await super().generate(prompt_ids, sampling, request_id)
+
+
+def test_many_slots_that_fail_together_are_one_mistake(renderer, caplog):
+    """And nothing else is said: asyncio complains of errors that nobody heard of."""
+    collector = Collector(broken("raise", 1, tuple(range(99)), n_env=6, max_failures=3), renderer)
+    with pytest.raises(ValueError, match="3 times in a row"):
+        collector.collect(Uneven(renderer))
+    collector.close()
+    del collector
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_failures_with_turns_between_them_do_not_end_the_run(renderer):

@@ -153,12 +153,17 @@ class Slot:
         while not (full() and not self._asked and (self._playing is None or self._held)):
             if self._playing is None:
                 self._playing = asyncio.create_task(self._play_on())
-                self._playing.add_done_callback(lambda _: self._news.set())
+                self._playing.add_done_callback(self._stopped)
             await self._news.wait()
             self._news.clear()
             if self._playing.done():
                 ended, self._playing = self._playing, None
                 ended.result()
+
+    def _stopped(self, playing: asyncio.Task[None]) -> None:
+        if not playing.cancelled():
+            playing.exception()  # noted here: when another slot's mistake ends the run first, nobody else asks for it
+        self._news.set()
 
     async def _play_on(self) -> None:
         """Play the episode under way, or a new one; a failure takes its turns with it."""
