@@ -200,6 +200,19 @@ def test_a_run_brings_its_model_and_answer_format_to_a_suite(recipe: Path, suite
     }
 
 
+def test_a_run_brings_its_model_to_another_recipe(recipe: Path, tmp_path: Path) -> None:
+    """Its weights fit no other."""
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
+    elsewhere = tmp_path / "elsewhere.yaml"
+    tree = yaml.safe_load(recipe.read_text())
+    elsewhere.write_text(yaml.safe_dump(tree | {"model": {"path": "/nowhere/model", "lora": {"rank": 4}}}))
+    small = ["evaluation.episodes=1", "model.precision=bf16"]
+    assert run("eval", tmp_path / "run", elsewhere, *small, "--out", tmp_path / "out") == 0
+    (asked,) = json.loads((tmp_path / "out" / "protocol.json").read_text())["environments"].values()
+    assert asked["model"] == {**load_config(tmp_path / "run" / "config.yaml").model.model_dump(), "precision": "bf16"}
+    assert run("probe", tmp_path / "run", elsewhere, *small, "--html", tmp_path / "page.html") == 0
+
+
 def test_a_plain_evaluation_is_kept_too(recipe: Path, tiny_folder: Path, capsys: Any) -> None:
     out = recipe.parent / "out"
     assert run("eval", tiny_folder, recipe, "--out", out) == 0
@@ -257,6 +270,7 @@ MISTAKES = {
         ["test_cli:Counting", "the game is broken"],
     ),
     "an unknown argument of an environment": (["environment.kwargs.size=3"], ["environment", "size"]),
+    "a run where no folder can be": (["run=/proc/version/run"], ["run is", "/proc/version/run"]),
     "an unknown memory": (["memory.use=windw"], ["memory.use", "windw", "window"]),
     "a device that is not there": (["model.device=cuda:7"], ["model.device", "cuda:7"]),
     "a prompt that cannot fit": (["rollout.max_prompt_tokens=3"], ["rollout.max_prompt_tokens", "3"]),

@@ -1,5 +1,6 @@
 """Every player meets the same levels, and every level is counted once."""
 
+import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +13,7 @@ from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
 from turnwise.evaluate import eval_seed, evaluate, open_player, play_held_out
 from turnwise.intervals import rate
-from turnwise.players import Model, expert_player, random_player, weights_of
+from turnwise.players import Model, expert_player, newest_of, random_player, weights_of
 from turnwise.render import Renderer
 from turnwise.results import Result, Row, by_task, summarise, task_table
 
@@ -256,6 +257,24 @@ def test_the_other_players_outlive_a_failure_too(offer):
     assert (one.episodes, one.failures) == (5, 1)
 
 
+class Stuck(Flaky):
+    """The first one made hangs at its second step."""
+
+    def step(self, action: str):
+        if not self.sound and self.steps == 1:
+            time.sleep(5)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("offer", [random_player, expert_player])
+def test_the_other_players_outlive_an_environment_that_hangs(offer):
+    Flaky.made = -1
+    config = seeing(5, 1, workers="thread", timeout_s=0.5)
+    config.environment.id = f"{__name__}:Stuck"
+    one = result(config, offer(config))
+    assert (one.episodes, one.failures) == (5, 1)
+
+
 class Hopeless(Seeing):
     def step(self, action: str):
         raise RuntimeError("the network is down")
@@ -359,19 +378,19 @@ def test_a_player_is_opened_as_its_newest_checkpoint_left_it(tiny_folder, tiny, 
     assert isinstance(before, LocalEngine)
     tensors = {f"actor.{name}": tensor + 1 for name, tensor in tiny[0].named_parameters()}
     checkpoint.save(tmp_path / "checkpoints", "000001", {"policy": tensors}, {})
-    after, renderer = open_player(config, tmp_path)
+    newest = newest_of(tmp_path)
+    after, renderer = open_player(config, newest)
     assert isinstance(after, LocalEngine)
     assert renderer.stop_ids == {258}
-    assert weights_of(tmp_path).startswith("000001 ")
+    assert weights_of(newest).startswith("000001 ")
     for (name, old), new in zip(before.model.named_parameters(), after.model.parameters(), strict=True):
         assert (old + 1).equal(new), name
 
 
-def test_a_run_without_a_checkpoint_cannot_be_judged(tiny_folder, tmp_path):
+def test_a_run_without_a_checkpoint_cannot_be_judged(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    config = play_config(model={"path": str(tiny_folder), "device": "cpu"})
     with pytest.raises(ValueError, match="has no checkpoint yet"):
-        open_player(config, tmp_path)
+        newest_of(tmp_path)
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7])

@@ -12,6 +12,7 @@ from helpers import play_config
 from safetensors.torch import load_file
 from test_cli import recipe, run, start, wait_for_lines  # noqa: F401  (a fixture)
 
+from turnwise.recipe import load_config
 from turnwise.run import Run
 
 
@@ -27,16 +28,26 @@ def test_a_kill_while_metrics_are_cut_back_loses_none(tmp_path, monkeypatch):
         run.log({"step": number})
     before = run.metrics.read_text()
 
-    def die(path: Path, text: str) -> None:
+    def die(path: Path, data: bytes) -> None:
         path.open("w").close()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Path, "write_text", die)
+        patched.setattr(Path, "write_bytes", die)
         run.forget_after(2)
     assert run.metrics.read_text() == before
     run.forget_after(2)
     assert run.metrics.read_text() == before[: before.index('{"step": 2')]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_bytes(b"[{")])
+def test_a_lost_batch_of_the_warm_up_is_one_sentence(recipe: Path, tmp_path: Path, capsys: Any, harm: Any) -> None:  # noqa: F811
+    assert run("train", recipe, "warmup.w_epoch=2", "warmup.w_iter=1", "steps=0") == 0
+    made = Run(load_config(tmp_path / "run" / "config.yaml"), resume=True)
+    assert len(made.kept_warmup(2)) >= 2
+    harm(tmp_path / "run" / "warmup" / "00001.json")
+    with pytest.raises(ValueError, match=r"00001\.json, a batch of .* missing or damaged; delete .*run to begin anew$"):
+        made.kept_warmup(2)
 
 
 def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path) -> None:

@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,49 @@ def save(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], s
     return target
 
 
+def write(file: Path, content: bytes) -> None:
+    """Write a file that appears by one rename, when it is on disk."""
+    draft = file.with_name(f"{file.name}.draft")
+    draft.write_bytes(content)
+    _flush(draft)
+    draft.rename(file)
+    _flush(file.parent)
+
+
 def load(target: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Read a checkpoint back. One that is damaged is a ValueError that names the file."""
-    try:
-        digests = json.loads((target / _MANIFEST).read_text())
-        for name, digest in digests.items():
-            if _digest(target / name) != digest:
-                raise ValueError(f"its file {name} is damaged")
+    with _damage_told(target):
+        files = _checked(target)
         state = json.loads((target / "state.json").read_text())
-        tensors = {file.stem: load_file(file) for file in sorted(target.glob("*.safetensors"))}
+        return {file.stem: load_file(file) for file in files if file.suffix == ".safetensors"}, state
+
+
+def load_group(target: Path, group: str) -> dict[str, Tensor]:
+    """The same of one group of tensors; the others are not read."""
+    with _damage_told(target):
+        (file,) = _checked(target, f"{group}.safetensors")
+        return load_file(file)
+
+
+def _checked(target: Path, *names: str) -> list[Path]:
+    """The files of these names, or all, which are as they were written."""
+    digests = json.loads((target / _MANIFEST).read_text())
+    files = [target / name for name in names or digests]
+    for file in files:
+        if _digest(file) != digests.get(file.name):
+            raise ValueError(f"its file {file.name} is damaged")
+    return files
+
+
+@contextmanager
+def _damage_told(target: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"the checkpoint {target} cannot be read ({error}); delete that folder to resume from the one before it, "
             "or the whole run to begin anew"
         ) from error
-    return tensors, state
 
 
 def newest(folder: Path) -> Path | None:

@@ -163,19 +163,23 @@ def _train(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from turnwise.episodes import Folder, protocol_of
+    from turnwise.players import newest_of, weights_of
     from turnwise.results import files_of, rows_of, suite_table, task_table
     from turnwise.suite import split_missing
 
-    run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
-    _refuse_unwritable(arguments.json)
+    run = _run_of(arguments.player)
+    _refuse_unwritable(arguments.json, run / "eval.json" if run and not arguments.suite else None)
     console = Console()
     suite = _asked(arguments, run)
     ready, missing = split_missing(suite) if arguments.suite else (suite, {})
     for name, why in missing.items():
         console.print(f"{name} is left out: {why}", markup=False)
     player = str(run or arguments.player)
-    folder = _folder(arguments.out, player, run, suite) if arguments.out else None
-    episodes = _play(player, run, ready, folder, console)
+    trained = newest_of(run) if run else None
+    weights = weights_of(trained) if trained else ""
+    folder = Folder(arguments.out, protocol_of(player, weights, suite)) if arguments.out else None
+    episodes = _play(player, trained, ready, folder, console)
     rows = rows_of(episodes)
     files = files_of(rows, ready, list(missing))
     if folder:
@@ -203,19 +207,25 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
         return load_suite(arguments.suite, overrides, {"model": {"path": player}} if is_model else own)
     if recipe is None and run is None:
         raise ValueError(f"{player!r} is not a run, so a recipe must say what to play: add one, or check the folder")
-    config = _config(recipe or player, [f"model.path={player}", *overrides] if is_model else overrides)
+    config = _config(recipe or player, overrides) if player in OTHERS else _played(recipe or player, player, overrides)
     return {config.environment.id.rpartition(":")[2]: config}
 
 
-def _folder(path: Path, player: str, run: Path | None, suite: Mapping[str, Config]) -> "Folder":
-    from turnwise.episodes import Folder, protocol_of
-    from turnwise.players import weights_of
+def _played(recipe: str, player: str, overrides: Sequence[str]) -> Config:
+    """A recipe as a model plays it; a run brings its own model along."""
+    if _run_of(player) is None:
+        return _config(recipe, [f"model.path={player}", *overrides])
+    own = _config(player, [word for word in overrides if word.startswith("model.")])
+    return _config(recipe, overrides).model_copy(update={"model": own.model})
 
-    return Folder(path, protocol_of(player, weights_of(run) if run else "", suite))
+
+def _run_of(player: str) -> Path | None:
+    """The folder of the run that a player is, if it is one."""
+    return Path(player) if (Path(player) / "config.yaml").is_file() else None
 
 
 def _play(
-    player: str, run: Path | None, suite: Mapping[str, Config], folder: "Folder | None", console: "Console"
+    player: str, trained: Path | None, suite: Mapping[str, Config], folder: "Folder | None", console: "Console"
 ) -> "Episodes":
     """The player's episodes, and those of chance and the expert."""
     from rich.progress import Progress
@@ -226,7 +236,7 @@ def _play(
     if player in OTHERS:
         players = {player: OTHERS[player], **OTHERS}
     else:
-        model = Model(*open_player(next(iter(suite.values())), run))
+        model = Model(*open_player(next(iter(suite.values())), trained))
         players = {player: lambda _: model, **OTHERS}
     with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
         bar = progress.add_task("")
@@ -250,29 +260,29 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _probe(arguments: argparse.Namespace) -> int:
     recipes = [word for word in arguments.words if "=" not in word]
     overrides = [word for word in arguments.words if "=" in word]
-    run = Path(arguments.player) if (Path(arguments.player) / "config.yaml").is_file() else None
+    run = _run_of(arguments.player)
     if not recipes and run is None:
         raise ValueError(
             f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
         )
-    if run is None:
-        overrides = [f"model.path={arguments.player}", *overrides]
     _refuse_unwritable(arguments.html, arguments.json)
-    configs = {recipe: _config(recipe, overrides) for recipe in recipes or [arguments.player]}
+    configs = {recipe: _played(recipe, arguments.player, overrides) for recipe in recipes or [arguments.player]}
 
+    from turnwise.players import newest_of
     from turnwise.probe.command import run_probes
     from turnwise.probe.play import Plan
 
     whole = any(word.startswith("evaluation.episodes=") for word in overrides)
     plans = [Plan(recipe, config, arguments.memory, whole) for recipe, config in configs.items()]
-    run_probes(plans, run, arguments.html, arguments.json)
+    run_probes(plans, newest_of(run) if run else None, arguments.html, arguments.json)
     return 0
 
 
 def _refuse_unwritable(*files: Path | None) -> None:
     """Before anything is played, since what was played would be lost."""
     for file in files:
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        folder = None if file is None else file.absolute().parent
+        if file is not None and folder is not None and (file.is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
             raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
 
 

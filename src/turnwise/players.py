@@ -15,7 +15,7 @@ from turnwise import checkpoint
 from turnwise.agents.gym import Gym
 from turnwise.agents.shared import Shared
 from turnwise.components import Component
-from turnwise.config import Config, EnvironmentConfig
+from turnwise.config import Config
 from turnwise.engines.chat import ChatEngine, Conversation, is_address
 from turnwise.engines.local import LocalEngine
 from turnwise.envs.checked import Offer
@@ -75,7 +75,7 @@ class Chooser:
     def rules(self, config: Config) -> Config:
         config = _with(config, "rollout", max_prompt_tokens=sys.maxsize, max_episode_turns=None)  # it reads no prompt
         nothing = Component.model_validate({"use": "window", "turns": 0})
-        return config.model_copy(update={"environment": _inline(config), "memory": nothing})
+        return config.model_copy(update={"memory": nothing})
 
     def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
         slot = Slot(index, task, config, Conversation(), shared, levels)
@@ -106,15 +106,15 @@ OTHERS: dict[str, Callable[[Config], Player | None]] = {
 }  # who plays beside a model
 
 
-def open_player(config: Config, run: Path | None) -> tuple[Engine, Codec]:
-    """The model that `model.path` names, here or at a server; with a run, as its newest checkpoint left it."""
+def open_player(config: Config, trained: Path | None) -> tuple[Engine, Codec]:
+    """The model that `model.path` names, here or at a server; as `trained`, a checkpoint, left it."""
     if is_address(config.model.path):
         return ChatEngine(config.model.path), Conversation()
     model, tokenizer = open_model(config.model)
-    if run is not None:
+    if trained is not None:
         make_adapters(model, config.model, config.seed)
-        tensors, _ = checkpoint.load(_newest(run))
-        actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
+        policy = checkpoint.load_group(trained, "policy")
+        actor = {name.removeprefix("actor."): tensor for name, tensor in policy.items()}
         checkpoint.load_parameters(model, actor)
     renderer = Renderer(tokenizer, config.rollout.history)
     precision = arithmetic(config.model.precision, model.device)
@@ -131,13 +131,13 @@ def _with(config: Config, group: str, **keys: object) -> Config:
     return config.model_copy(update={group: getattr(config, group).model_copy(update=keys)})
 
 
-def weights_of(run: Path) -> str:
-    """Names the weights of a run's newest checkpoint, so that they are not taken for others."""
-    newest = _newest(run)
-    return f"{newest.name} {hashlib.blake2b((newest / 'manifest.json').read_bytes(), digest_size=8).hexdigest()}"
+def weights_of(trained: Path) -> str:
+    """Names the weights of a checkpoint, so that they are not taken for others."""
+    return f"{trained.name} {hashlib.blake2b((trained / 'manifest.json').read_bytes(), digest_size=8).hexdigest()}"
 
 
-def _newest(run: Path) -> Path:
+def newest_of(run: Path) -> Path:
+    """The newest checkpoint of a run."""
     newest = checkpoint.newest(run / "checkpoints")
     if newest is None:
         raise ValueError(f"{run} has no checkpoint yet, so there is nothing to evaluate")
@@ -148,14 +148,8 @@ def _offer(config: Config) -> Offer | None:
     """What the environment offers to those who play it; None where samples are answered instead."""
     if config.data is not None:
         return None
-    environment = _inline(config)
-    with closing(Workers(environment, 1)) as workers:
-        return Host(environment, next(iter(environment.tasks)), "", workers).offer
-
-
-def _inline(config: Config) -> EnvironmentConfig:
-    """Who needs no model is faster than any worker."""
-    return config.environment.model_copy(update={"workers": "inline", "processes": None})
+    with closing(Workers(config.environment, 1)) as workers:
+        return Host(config.environment, next(iter(config.environment.tasks)), "", workers).offer
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The folder of a run: what was asked for, what happened, what is needed to go on."""
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from turnwise import checkpoint
 from turnwise.config import Config
@@ -44,6 +45,8 @@ class Run:
                 )
         elif checkpoint.newest(self.checkpoints) is not None:
             raise ValueError(f"{self.folder} holds a run already; go on with --resume, or choose another run=FOLDER")
+        if not is_writable(self.folder):
+            raise ValueError(f"run is {config.run!r}, where nothing can be written; choose another run=FOLDER")
 
     def begin(self, config: Config) -> None:
         """Make the folder, and write down what was asked for and what it is made with."""
@@ -51,9 +54,7 @@ class Run:
         packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
         made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
         (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
-        draft = self.folder / "config.yaml.draft"
-        draft.write_text(dump_config(config))
-        draft.rename(self._config)  # whole or not at all
+        checkpoint.write(self._config, dump_config(config).encode())
 
     def log(self, line: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as stream:
@@ -63,9 +64,7 @@ class Run:
         """Cut metrics.jsonl back to what a checkpoint knows: the rest is about to happen again."""
         if self.metrics.exists():
             kept = self.metrics.read_text().splitlines(keepends=True)[:lines]
-            draft = self.metrics.with_suffix(".draft")
-            draft.write_text("".join(kept))
-            draft.rename(self.metrics)  # whole or not at all
+            checkpoint.write(self.metrics, "".join(kept).encode())
 
     def write(self, transcript: Transcript) -> None:
         task = transcript.task.replace("/", "-")  # Gymnasium has names such as ALE/Pong-v5
@@ -76,12 +75,27 @@ class Run:
         """A file a batch: a checkpoint does not hold them."""
         folder = self.folder / "warmup"
         folder.mkdir(exist_ok=True)
-        (folder / f"{number:05}.json").write_bytes(_SEGMENTS.dump_json(segments))
+        checkpoint.write(folder / f"{number:05}.json", _SEGMENTS.dump_json(segments))
 
     def kept_warmup(self, batches: int) -> list[Segment]:
-        files = (self.folder / "warmup" / f"{number:05}.json" for number in range(batches))
-        return [segment for file in files for segment in _SEGMENTS.validate_json(file.read_bytes())]
+        segments: list[Segment] = []
+        for number in range(batches):
+            file = self.folder / "warmup" / f"{number:05}.json"
+            try:
+                segments += _SEGMENTS.validate_json(file.read_bytes())
+            except (OSError, ValidationError) as error:
+                raise ValueError(
+                    f"{file}, a batch of the critic's warm-up, is missing or damaged; delete {self.folder} to begin "
+                    "anew"
+                ) from error
+        return segments
 
     def save(self, name: str, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
         checkpoint.save(self.checkpoints, name, tensors, state)
         checkpoint.prune(self.checkpoints, keep)
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether there is such a folder, or one can be made, and files in it."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +282,37 @@ def test_a_server_that_comes_back_has_the_newest_weights_first(make):
     one.alive, other.alive = True, False
     (reply,) = ask(client, LONG)  # finds the other gone, and waits
     assert reply.token_ids == expected(LONG, 2.0) and one.prompts and one.loads == [2]
+
+
+@dataclass
+class Hanging(Direct):
+    """Takes no weights until it may."""
+
+    asked: list[int] = field(default_factory=list)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def load(self, weights: Path, version: int) -> None:
+        self.asked.append(version)
+        self.go_on.wait(20)
+        if not weights.exists():
+            raise ServerFailure("these weights are gone")
+        super().load(weights, version)
+
+
+def test_a_server_that_hangs_over_its_weights_holds_up_nobody(make):
+    one, other = Hanging("a", alive=False), Direct("b")
+    client = make(one, other, max_failures=1)
+    client._note(one, ServerFailure("a is gone", gone=True))
+    client.load(weights(1.0), 1)
+    one.alive = True
+    until(lambda: one.asked == [1])
+    client.load(weights(2.0), 2)
+    (reply,) = ask(client, LONG)
+    assert reply.token_ids == expected(LONG, 2.0) and not one.go_on.is_set()
+    one.go_on.set()
+    until(lambda: one.loads == [2])
+    other.alive = False
+    assert ask(client, LONG) == [reply] and one.prompts
 
 
 def test_when_all_are_gone_it_waits_and_then_says_so(make):

@@ -89,6 +89,13 @@ def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path):
         Launched(cannot, tmp_path / "log", {}).wait(lambda: False, 120)
 
 
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_server_that_ends_before_it_was_ready_is_not_started_again(tmp_path, ending):
+    code = f"import os, sys; print('once', flush=True); {ending}"
+    with pytest.raises(ValueError, match=r"ended with code .* which ends: once$"):
+        Launched([sys.executable, "-c", code], tmp_path / "log", {}).wait(lambda: False, 120)
+
+
 def test_a_server_that_takes_too_long_is_stopped(tmp_path, port, born):
     launched = Launched(command(tmp_path, port), tmp_path / "log", {})
     until(lambda: listens(port))

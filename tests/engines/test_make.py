@@ -58,6 +58,20 @@ def test_servers_are_found_at_their_addresses(tiny, tmp_path, wire):
     engine.close()
 
 
+def test_runs_that_share_a_weights_folder_keep_out_of_each_others_way(tiny, tmp_path):
+    fake = Fake("vllm")
+    told = {"use": "vllm", "urls": [fake.url], "weights": str(tmp_path / "shared")}
+    one, other = make(tiny, tmp_path / "one", told), make(tiny, tmp_path / "other", told)
+    one.load({"weight": torch.tensor(2.0)}, 1)
+    other.load({"weight": torch.tensor(3.0)}, 1)
+    one.load({"weight": torch.tensor(2.0)}, 2)
+    left = sorted(file.parent.name for file in (tmp_path / "shared").rglob("model.safetensors"))
+    assert left == ["000001", "000002"]
+    assert sampled(one) == (first(2.0),)
+    for engine in (one, other, fake):
+        engine.close()
+
+
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
     """An interpreter whose vLLM is the fake one."""

@@ -195,14 +195,25 @@ class LLMServerClient:
         pause_s = _FIRST_PROBE_S
         while not self._closing.wait(pause_s):
             pause_s = min(2 * pause_s, _SLOWEST_PROBE_S)
-            if not server.ready():
-                continue
-            with self._loading:  # so that no newer weights are sent in between
-                try:
-                    if self._weights.newest is not None:
-                        server.load(self._weights.newest, self.version)
-                except (ServerFailure, ValueError) as failure:
-                    self._last_failure = str(failure)
-                    continue
-                self._router.restore(server.name)
-            return
+            if server.ready() and self._restore(server):
+                return
+
+    def _restore(self, server: Server) -> bool:
+        """Give a server that answers again the newest weights, and then requests; False if it does not take them.
+
+        However long it takes, the trainer goes on with the others meanwhile; then it is given newer ones.
+        """
+        while True:
+            with self._loading:
+                newest = self._weights.newest, self.version
+            folder, version = newest
+            try:
+                if folder is not None:
+                    server.load(folder, version)
+            except (ServerFailure, ValueError) as failure:
+                self._last_failure = str(failure)
+                return False
+            with self._loading:
+                if (self._weights.newest, self.version) == newest:
+                    self._router.restore(server.name)
+                    return True

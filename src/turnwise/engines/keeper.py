@@ -1,6 +1,7 @@
 """Keeps a server running, and stops it when whoever asked for it is gone, even if killed.
 
-`python -m turnwise.engines.keeper COMMAND...` runs until its standard input ends, as it does when its parent dies.
+`python -m turnwise.engines.keeper COMMAND...` runs until its standard input ends, as it does when its parent dies. What
+is written there says that the server is ready.
 """
 
 import os
@@ -19,10 +20,11 @@ _PATIENCE_S = 10.0  # between asking a server to stop and killing it
 def keep(command: Sequence[str]) -> int:
     """Run the command again and again; the exit code of a server that cannot start, else 0.
 
-    One that ends by itself within a minute would do so again. One that is killed, or ends later, is started again.
+    One that ends before it was ever ready, or later fails by itself within a minute, would do so again. Any other that
+    ends, or is killed, is started again.
     """
-    parent_gone = threading.Event()
-    threading.Thread(target=_watch, args=(parent_gone,), daemon=True).start()
+    parent_gone, ready = threading.Event(), threading.Event()
+    threading.Thread(target=_watch, args=(parent_gone, ready), daemon=True).start()
     while not parent_gone.is_set():
         began = time.monotonic()
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -30,14 +32,15 @@ def keep(command: Sequence[str]) -> int:
             pass
         code = server.poll()
         _stop(server)
-        if code is not None and code > 0 and time.monotonic() - began < _SOON_S:
+        soon = time.monotonic() - began < _SOON_S
+        if code is not None and (not ready.is_set() or (code > 0 and soon)):
             return code
     return 0
 
 
-def _watch(gone: threading.Event) -> None:
+def _watch(gone: threading.Event, ready: threading.Event) -> None:
     while os.read(0, 4096):  # not through sys.stdin, whose lock a thread that waits would hold at the end
-        pass
+        ready.set()
     gone.set()
 
 

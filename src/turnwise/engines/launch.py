@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _POLL_S = 0.5
@@ -48,6 +49,10 @@ class Launched:
                 tail = " ".join(self.log.read_text(errors="replace")[-_TAIL:].split())
                 raise ValueError(f"the server that engine.launch started {why}; see {self.log}, which ends: {tail}")
             time.sleep(_POLL_S)
+        with suppress(BrokenPipeError):  # it may have ended just now; its requests will tell
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.write(b"ready")
+            self._keeper.stdin.flush()
 
     def close(self) -> None:
         assert self._keeper.stdin is not None

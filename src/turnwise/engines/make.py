@@ -5,6 +5,7 @@ Every recipe is checked against these, so what they make is imported when it is 
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -89,6 +90,11 @@ def vllm(
         raise
 
 
+def _name(run: Path) -> str:
+    """Of a run among others that use the same folder."""
+    return f"{run.name}-{hashlib.blake2b(str(run.absolute()).encode(), digest_size=4).hexdigest()}"
+
+
 def sglang(
     trained: Trained,
     urls: Sequence[str] = (),
@@ -110,5 +116,5 @@ def _client(
     from turnwise.engines.client import LLMServerClient
     from turnwise.engines.weights import WeightsFolder
 
-    folder = Path(weights) if weights else trained.folder / "weights"
+    folder = Path(weights) / _name(trained.folder.parent) if weights else trained.folder / "weights"
     return LLMServerClient(servers, WeightsFolder(folder), timeout_s, max_failures, wait_s)

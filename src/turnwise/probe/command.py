@@ -16,13 +16,13 @@ from turnwise.probe.table import summary
 from turnwise.probe.verdicts import verdicts
 
 
-def run_probes(plans: Sequence[Plan], run: Path | None, html: Path, figures: Path | None) -> None:
-    """`run`: the run whose newest checkpoint plays. Plans of the same model share it."""
+def run_probes(plans: Sequence[Plan], trained: Path | None, html: Path, figures: Path | None) -> None:
+    """`trained`: the checkpoint that plays. Plans of the same model share it."""
     console, probes, opened = Console(), [], None
     with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
         for plan in plans:
             if opened is None or opened[0] != plan.config.model:
-                opened = plan.config.model, *open_player(plan.config, run)
+                opened = plan.config.model, *open_player(plan.config, trained)
             bar = progress.add_task(plan.recipe, total=plan.episodes)
             probes.append(probe(plan, opened[1], opened[2], lambda bar=bar: progress.advance(bar)))
     for one in probes:
