@@ -26,7 +26,7 @@ update:
 """
 
 
-CRITICLESS = "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1}\n"
+CRITICLESS = "model: {critic: none}\nadvantage: {use: rloo}\nrollout: {episodes: 1}\n"
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,10 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         (
             CRITICLESS + "warmup: {w_epoch: 3}",
             ["warmup.w_epoch=3 does nothing", "model.critic is none", "leave it out"],
+        ),
+        (
+            "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1}",
+            ["kl.reward=0.001 is part of the returns", "set kl.reward=0", "advantage.divide_by_std=false"],
         ),
         (CRITICLESS + "warmup: {tolerance: 0.5}", ["warmup.tolerance=0.5 does nothing"]),
         (CRITICLESS + "update: {critic_lr: 1e-4}", ["update.critic_lr=0.0001 does nothing"]),

@@ -334,6 +334,12 @@ class Config(Group):
             )
         if not estimator.critic and self.rollout.episodes is None:
             raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
+        if getattr(estimator, "divide_by_std", False) and self.kl.reward:
+            raise ValueError(
+                f"kl.reward={self.kl.reward} is part of the returns whose spread advantage.use={use} divides by: where "
+                "episodes tie it would be all there is, at full size; set kl.reward=0 and, say, kl.loss=0.001, or "
+                "advantage.divide_by_std=false"
+            )
         if self.model.critic == "none":
             if idle := _idle_without_critic(self):
                 raise ValueError(f"{idle[0]} does nothing while model.critic is none; leave it out")

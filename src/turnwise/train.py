@@ -133,7 +133,8 @@ class Training:
             progress.fitted += 1
             before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
             fell = math.inf if before is None else before - progress.critic_loss
-            converged = warmup.tolerance > 0 and fell < warmup.tolerance * (before or 0.0)
+            # A rise is no end: the targets are bootstrapped by the critic itself, and move as it learns.
+            converged = warmup.tolerance > 0 and 0 <= fell < warmup.tolerance * (before or 0.0)
             progress.warm = converged or progress.fitted >= warmup.w_iter
             self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
             self.view.say(

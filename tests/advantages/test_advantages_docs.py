@@ -18,7 +18,7 @@ def test_the_table_holds_every_estimator_with_what_it_needs():
     assert {name for name, _, _ in ROWS} == set(COMPONENTS["advantage"])
     for name, critic, whitened in ROWS:
         model = {"critic": "separate" if critic == "yes" else "none"}
-        tree = {"advantage": {"use": name}, "model": model, "rollout": {"episodes": 1}}
+        tree = {"advantage": {"use": name}, "model": model, "rollout": {"episodes": 1}, "kl": {"reward": 0}}
         estimator = parse_config(tree).advantage.make("advantage")
         assert (estimator.critic, estimator.whiten) == (critic == "yes", whitened == "yes")
 

@@ -125,6 +125,10 @@ def sweep(successes: dict[int, int], shortened: float = 0.0) -> tuple[Memory, ..
 def test_memories_are_compared_where_they_were_played():
     assert "memory.turns=2" in about("Memory matters", probe_of(played(10), memories=sweep({1: 3, 2: 19}))).advice
     assert about("No memory is surely better", probe_of(played(10), memories=sweep({1: 9, 2: 11})))
+    chance = {1: 5, 2: 13}  # of 20: two that differ this much do so surely, but not the two that differ most of six
+    assert about("Memory matters", probe_of(played(10), memories=sweep(chance)))
+    six = sweep({**chance, 4: 9, 8: 9, 16: 9, 32: 9})
+    assert about("No memory is surely better", probe_of(played(10), memories=six))
     assert about("2 (10% of the turns)", probe_of(played(10), memories=sweep({1: 9, 2: 11}, 0.1))).mark == "look"
     assert not [one for one in verdicts(probe_of(played(10))) if "emory" in one.finding]
 

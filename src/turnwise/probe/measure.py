@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -125,11 +126,15 @@ def resemblance(one: str, other: str) -> float:
     return len(pairs & others) / len(pairs | others) if pairs | others else 1.0
 
 
-def newcombe(one: Score, other: Score) -> tuple[float, float]:
-    """The 95% interval of a difference of two rates of success, from their own (Newcombe 1998, method 10)."""
-    assert one.rate is not None and one.interval and other.rate is not None and other.interval
-    difference = one.rate - other.rate
-    (low, high), (other_low, other_high) = one.interval, other.interval
+def newcombe(one: Score, other: Score, comparisons: int = 1) -> tuple[float, float]:
+    """The 95% interval of a difference of two rates of success, from their own (Newcombe 1998, method 10).
+
+    Where it is one of several `comparisons`, all their intervals hold together in 95% (Bonferroni).
+    """
+    assert one.rate is not None and one.successes is not None
+    assert other.rate is not None and other.successes is not None
+    difference, z = one.rate - other.rate, NormalDist().inv_cdf(1 - 0.025 / comparisons)
+    (low, high), (other_low, other_high) = (wilson(x.successes or 0, x.episodes, z) for x in (one, other))
     below = math.hypot(one.rate - low, other_high - other.rate)
     above = math.hypot(high - one.rate, other.rate - other_low)
     return difference - below, difference + above

@@ -1,5 +1,6 @@
 """What the figures of a probe mean for the training that is to follow, in plain words."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -170,7 +171,7 @@ def _memory(probe: Probe) -> Iterator[Verdict]:
     best = max(played, key=_rate_of)
     rates = ", ".join(f"{memory.turns}: {percent(_rate_of(memory))}" for memory in played)
     worst = min(played, key=_rate_of)
-    low, _ = newcombe(best.sheets[0].score, worst.sheets[0].score)
+    low, _ = newcombe(best.sheets[0].score, worst.sheets[0].score, math.comb(len(played), 2))
     if low > 0:
         yield Verdict("look", f"Memory matters (turns: success {rates}).", f"Best is memory.turns={best.turns}.")
     else:
