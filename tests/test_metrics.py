@@ -27,7 +27,7 @@ SEGMENTS = [
 
 
 def test_measure_of_hand_made_segments():
-    figures = measure(SEGMENTS, Tally(failures=2, dropped_turns=5, shortened_prompts=1, useless_groups=4))
+    figures = measure(Tally(2, 5, shortened_prompts=1, useless_groups=4, played=SEGMENTS))
     expected = {
         "turns/valid": 1 / 5,  # shares are of the turns in the environment
         "turns/translated": 1 / 5,
@@ -52,7 +52,7 @@ def test_measure_of_hand_made_segments():
 
 
 def test_a_batch_without_a_finished_episode_has_no_return():
-    figures = measure([SEGMENTS[2]], Tally())
+    figures = measure(Tally(played=[SEGMENTS[2]]))
     assert figures["episodes/finished"] == 0
     assert "episodes/return" not in figures
 
@@ -64,7 +64,7 @@ def test_what_agents_count_is_averaged_over_the_episodes_that_ended():
         for one, figures in zip([segment(turn([1], [2])) for _ in counted], counted, strict=True)
         if one.outcome
     ]
-    figures = measure([*ended, SEGMENTS[2]], Tally())
+    figures = measure(Tally(played=[*ended, SEGMENTS[2]]))
     assert (figures["tools/ok"], figures["reward/answered"]) == (1.0, 0.0)
 
 

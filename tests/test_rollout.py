@@ -145,6 +145,22 @@ def test_a_limit_of_ours_truncates_what_the_environment_would_play_on(renderer):
     assert ours[0].outcome and ours[0].outcome.success is False
 
 
+class Late(Counter):
+    """Tells of success when an episode ends, and not before."""
+
+    def step(self, action: str):
+        seen, reward, terminated, truncated, info = super().step(action)
+        return seen, reward, terminated, truncated, info if terminated or truncated else {}
+
+
+@pytest.mark.parametrize(("reward", "success"), [("binary", False), ("native", None)])
+def test_what_our_limit_ends_is_no_success(renderer, reward, success):
+    """Where it must be one or the other, as a binary reward is."""
+    environment = {"id": f"{__name__}:Late", "reward": reward}
+    (ours,) = play(renderer, rollout={"n_env": 1, "e_len": 3, "max_episode_turns": 3}, environment=environment)
+    assert [one.outcome.success for one in ours if one.outcome] == [success]
+
+
 def test_a_truncated_segment_ends_with_the_final_observation(renderer):
     (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 5}, environment={"kwargs": {"limit": 4}})
     final = renderer.tokenizer.decode(segments[0].final_prompt_ids)
@@ -952,6 +968,8 @@ def test_groups_that_teach_nothing_are_left_out(renderer):
     segments = collector.collect(Scripted(renderer, replies))
     assert len(segments) == 2 and collector.tally.useless_groups == 1
     assert len({one.seed for one in segments}) == 1
+    won = [one.outcome.success for one in collector.tally.played if one.outcome]
+    assert won == [True, True, True, False]  # what is told of the batch is told of all
     with pytest.raises(ValueError, match=r"in 10 batches no group had episodes of different returns"):
         collector.collect(Scripted(renderer, ["ACTION: win"]))
 

@@ -68,6 +68,7 @@ class Collector:
         self.tally = Tally()
         for _ in range(_PATIENCE if self.config.rollout.filter_groups else 1):
             segments = self._runner.run(self._collect(engine))
+            self.tally.played += segments
             if self.config.rollout.filter_groups:
                 segments, useless = filter_groups(segments)
                 self.tally.useless_groups += useless

@@ -48,11 +48,12 @@ class Recent:
             self.successes[task].extend(wins)
 
 
-def measure(segments: Sequence[Segment], tally: Tally) -> dict[str, float]:
+def measure(tally: Tally) -> dict[str, float]:
     """How the turns of a batch were played, and the means of what agents counted, over the episodes that ended.
 
     What an agent did not count in an episode is 0 there.
     """
+    segments = tally.played
     turns = [turn for segment in segments for turn in segment.turns]
     acted = [turn.action for turn in turns if turn.action is not None]
     statuses = Counter(action.status for action in acted)

@@ -60,6 +60,7 @@ class Tally:
     shortened_prompts: int = 0  # turns whose prompt left out older turns
     useless_groups: int = 0  # left out, since all their episodes returned the same
     last_failure: str = ""
+    played: list[Segment] = field(default_factory=list)  # those of useless groups too
     transcripts: list[Transcript] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
 

@@ -105,7 +105,7 @@ class Training:
             credited |= measure_groups(segments)
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0), acted(segments))
-        self.record(segments, stats | credited, clock)
+        self.record(stats | credited, clock)
         self.save_in_turn(progress.step)
 
     def warm_up(self, stop: Event) -> None:
@@ -117,7 +117,7 @@ class Training:
             self.run.keep_warmup(progress.collected, segments)
             self.warmup_segments += segments
             progress.collected += 1
-            self.record(segments, {"warmup/collected": progress.collected}, clock)
+            self.record({"warmup/collected": progress.collected}, clock)
             self.save_in_turn(progress.collected)
         if progress.warm or not self.warmup_segments or stop.is_set():
             return
@@ -145,21 +145,21 @@ class Training:
                 self.warmup_segments = []
             self.save_in_turn(progress.fitted)
 
-    def record(self, segments: list[Segment], stats: dict[str, float], clock: "Clock") -> None:
+    def record(self, stats: dict[str, float], clock: Clock) -> None:
         """Tell everybody what happened in a batch."""
         progress, tally = self.progress, self.collector.tally
-        self.recent.add(segments)
-        turns = acted(segments)
+        self.recent.add(tally.played)
+        turns = acted(tally.played)
         progress.turns += turns
         progress.seconds += clock.total()
-        figures = {"turns": progress.turns, **self.recent.metrics(), **measure(segments, tally), **stats}
+        figures = {"turns": progress.turns, **self.recent.metrics(), **measure(tally), **stats}
         figures |= {f"time/{name}_s": seconds for name, seconds in clock.laps.items()}
         self.traces.tell(tally.traces, progress.step)
         progress.traces = self.traces.told
         figures |= self.traces.figures
         figures |= {"time/step_s": clock.total(), "time/turns_per_s": turns / clock.total()}
         training = "warmup/collected" not in stats
-        said = invalid_texts(segments)
+        said = invalid_texts(tally.played)
         self.log({"phase": "train" if training else "warmup", "step": progress.step, **figures, "invalid_texts": said})
         for transcript in tally.transcripts:
             self.run.write(transcript)

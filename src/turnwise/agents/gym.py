@@ -91,7 +91,10 @@ class Gym:
         else:
             return None
         session.write(feedback.observation.text)
-        return Ending(final_prompt, feedback.success, feedback.progression)
+        success = feedback.success
+        if success is None and not feedback.truncated and self.config.environment.reward == "binary":
+            success = False  # many environments tell it at their own end alone; this one is ours
+        return Ending(final_prompt, success, feedback.progression)
 
     async def _understand(self, text: str) -> Action:
         """What a reply means: what the parser cannot read may be a near-miss that the environment knows."""
