@@ -302,6 +302,18 @@ class Config(Group):
             )
         return self
 
+    @model_validator(mode="after")
+    def _secrets_are_known(self) -> Config:
+        """Where there are secrets, they are the arguments of tools that we run."""
+        for key, one in {"agent": self.agent, **{f"agents.{name}": one for name, one in self.agents.items()}}.items():
+            graph = one.use == "langgraph" and one.arguments.get("graph") and not one.arguments.get("tools")
+            if self.log.redact and (graph or one.use == "openai"):
+                raise ValueError(
+                    f"log.redact={self.log.redact} names arguments of tools, and those of {key}.use={one.use} are run "
+                    "where nobody sees them; leave log.redact out, or log.traces"
+                )
+        return self
+
     @property
     def tasks(self) -> list[str]:
         """What is played, by the names under which success is told."""

@@ -174,6 +174,10 @@ class Slot:
             self._end(await self.agent.run(self._session()))
         except EpisodeFailure as failure:
             self._drop(failure)
+        except ValueError as error:
+            if self.sample is None or self.episode.sampled:
+                raise
+            raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
 
     def _session(self) -> "_Session":

@@ -57,6 +57,7 @@ class Sample:
     tools_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tool -> create_kwargs and the like
     interaction_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the simulated user
     extra: Mapping[str, Any] = field(default_factory=dict)  # every other column, and the rest of extra_info
+    place: str = ""  # where the row stands, for those who must mend it
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,11 @@ def test_limits_truncate(renderer):
     assert renderer.tokenizer.decode(segment.final_prompt_ids).count("Go on.") == 3
     ((segment,), *_) = play(renderer, ["More."], "endless", rollout={"max_prompt_tokens": 200})
     assert 1 < len(segment.turns) < 16 and segment.end == "truncated"
-    assert len(segment.turns[-1].prompt_ids) <= 200 < len(segment.final_prompt_ids)
+    last = segment.turns[-1]
+    assert len(last.prompt_ids) <= 200
+    row = (*last.prompt_ids, *last.generation.token_ids)
+    assert segment.final_prompt_ids[: len(row)] == row  # and no more of what followed than the limit allows
+    assert len(segment.final_prompt_ids) == max(200, len(row) + 1)
 
 
 def test_the_same_question_twice_at_once_is_two_turns(renderer):

@@ -15,6 +15,7 @@ from turnwise.batch import pack
 from turnwise.collector import Collector
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
+from turnwise.interactions import BaseInteraction
 from turnwise.recipe import parse_config
 from turnwise.render import Renderer
 from turnwise.tools import ToolResponse, function_tool
@@ -194,6 +195,42 @@ def test_an_answer_too_long_for_the_prompt_is_cut_to_fit(renderer):
     assert "(truncated)" in engine.prompts[1]
 
 
+def test_a_word_too_many_of_the_user_ends_the_episode_at_the_limit(renderer, tmp_path):
+    """What the critic reads at the end is no longer than what the model may read."""
+    users = tmp_path / "users.yaml"
+    users.write_text(f"interaction:\n  - class_name: {__name__}.Talker\n")
+    extra, rollout = {"interaction_kwargs": {"name": "talker"}}, {"max_prompt_tokens": 700}
+    agent = {"interaction": str(users)}
+    ((segment,), _, _) = play(renderer, ["Yes?"], extra=extra, agent=agent, rollout=rollout)
+    assert (len(segment.turns), segment.end) == (1, "truncated")
+    assert len(segment.final_prompt_ids) == 700
+    assert segment.outcome and segment.outcome.figures["user/words"] == 1
+
+
+class Talker(BaseInteraction):
+    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+        return False, "word " * 2000, 0.0, {"words": 1, "mood": "fine"}
+
+
+@function_tool
+def weigh() -> tuple[str, float, dict[str, Any]]:
+    """Count something."""
+    return "heavy", 0.0, {"grams": 3, "of": "lead", "odd": float("inf")}
+
+
+def test_what_tools_count_is_told(renderer):
+    ((segment,), *_) = play(renderer, [call("weigh"), call("weigh"), "#### 7"], "weigh")
+    assert segment.outcome
+    told = {name: value for name, value in segment.outcome.figures.items() if name.startswith("tools/")}
+    assert told == {"tools/ok": 2, "tools/weigh/grams": 6}
+
+
+@pytest.mark.parametrize("unit", ["token", "characters"])
+def test_an_unknown_unit_is_refused(renderer, unit):
+    with pytest.raises(ValueError, match=f"agent.tool_reply_unit is '{unit}'; there are chars and tokens"):
+        play(renderer, ["#### 7"], agent={"tool_reply_unit": unit})
+
+
 def test_a_prompt_that_is_too_long_loses_the_episode(renderer):
     made = config(rollout={"max_prompt_tokens": 50})
     with pytest.raises(ValueError, match=r"rollout.max_prompt_tokens is 50, but the prompt of data/0/\d takes \d+ tok"):
@@ -215,7 +252,7 @@ def test_a_sample_may_name_its_agent(renderer):
     others = {"tool_agent": {"use": "single_turn"}}  # said of the very name: no word for the recipe's own agent
     ((segment,), *_) = play(renderer, replies, extra={"agent_name": "tool_agent"}, agents=others)
     assert len(segment.turns) == 1
-    with pytest.raises(ValueError, match="a sample names the agent 'nobody'"):
+    with pytest.raises(ValueError, match=r"^sums:Rows, train row \d+: a sample names the agent 'nobody'"):
         play(renderer, replies, extra={"agent_name": "nobody"})
     with pytest.raises(ValueError, match="a sample names the agent 'this:d'"):  # rows load no code
         play(renderer, replies, extra={"agent_name": "this:d"})

@@ -47,6 +47,14 @@ def test_only_the_tool_that_scores_is_told_the_truth():
     assert sample(tool=None).tools == ()
 
 
+@pytest.mark.parametrize(
+    ("tool", "interaction", "agent"),
+    [("calculator", "", "tool_agent"), (None, "gsm8k", "tool_agent"), (None, "", "single_turn_agent")],
+)
+def test_who_has_tools_or_a_user_to_talk_to_is_played_with_them(tool, interaction, agent):
+    assert sample(tool=tool, interaction=interaction).agent == agent
+
+
 @pytest.mark.parametrize("tool", ["calculator", "calc_gsm8k_reward", None])
 def test_the_sample_opens_its_tools(tool):
     found = sample(tool=tool)

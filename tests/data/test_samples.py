@@ -59,6 +59,7 @@ def test_both_spellings_are_the_same_sample():
             tools_kwargs=KWARGS,
             interaction_kwargs={"name": "gsm8k"},
             extra={"ability": "math", "index": 7, "need_tools_kwargs": True},
+            place="rows.jsonl, line 3",
         )
     )
 

@@ -507,6 +507,7 @@ def test_a_failed_call_is_tried_again_if_the_tool_wants_that():
         (ToolCall("", {}, "unclosed_block", (0, 1), "a tag"), "malformed_call", "could not be read: a tag"),
         (ToolCall("", {}, "missing_name", (0, 1), "a name"), "malformed_call", "could not be read: a name"),
         (ToolCall("", {}, "malformed_structure", (0, 1), "it"), "malformed_call", "could not be read: it"),
+        (ToolCall("tool", {"a": ["\ud83d"]}, "ok", (0, 1)), "invalid_arguments", "was not made: no valid text"),
         (
             ToolCall("tool", {"a": 1}, "ok", (0, 1)),
             "invalid_arguments",

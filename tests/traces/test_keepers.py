@@ -148,6 +148,22 @@ def test_a_secret_is_left_out_wherever_it_shows():
     assert clean[1].inputs == "find cats"
 
 
+@pytest.mark.parametrize("secret", [482913, -1.5, 'p\u00e4"ss', "back\\slash"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_secret_may_be_a_number_or_have_any_letter(secret, ascii_only):
+    said = json.dumps({"pin": secret, "q": "cats"}, ensure_ascii=ascii_only)
+    trace = [
+        entry(0, 1, "turn", "find cats", outputs=said, token_ids=[3, 4]),
+        entry(0, 2, "tool", {"pin": secret, "more": {"PIN": [secret, True]}}, outputs="ok"),
+    ]
+    reply, tool = redact(trace, ["pin"])
+    assert reply.outputs == json.dumps({"pin": "x", "q": "cats"}).replace(
+        "x" if isinstance(secret, str) else '"x"', MARK
+    )
+    assert reply.attributes["token_ids"] is None
+    assert tool.inputs == {"pin": MARK, "more": {"PIN": [MARK, True]}}
+
+
 def test_without_secrets_a_trace_is_left_as_it_is():
     trace = [entry(), entry(0, 1, "tool", {"q": "cats", "api_key": ""})]
     assert redact(trace, ["api_key"]) == trace == redact(trace, [])
@@ -162,3 +178,11 @@ def test_what_does_nothing_is_refused(log: dict[str, Any]):
     with pytest.raises(ValueError, match=rf"log.{key}=.* does nothing while log.traces is empty"):
         parse_config({"log": log})
     assert parse_config({"log": {**log, "traces": ["jsonl"]}}).log.traces == ["jsonl"]
+
+
+@pytest.mark.parametrize("agent", [{"use": "openai", "function": "a:b"}, {"use": "langgraph", "graph": "a:b"}])
+def test_secrets_that_nobody_would_find_are_refused(agent: dict[str, Any]):
+    tree = {"log": {"traces": ["jsonl"], "redact": ["api_key"]}, "data": {"generate": {"use": "arithmetic"}}}
+    with pytest.raises(ValueError, match=r"log.redact=.* run where nobody sees them"):
+        parse_config({**tree, "agent": agent})
+    assert parse_config({**tree, "agent": {"use": "langgraph", "graph": "a:b", "tools": ["c:d"]}}).log.redact

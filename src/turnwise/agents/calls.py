@@ -195,7 +195,7 @@ class Calls:
         except PromptTooLong as error:
             if not self.session.turns:
                 raise
-            self._over.set_result(error.prompt)
+            self._over.set_result(self._newest.held(error.prompt) if self._newest else error.prompt)
             raise OverLimit(str(error)) from error
         except ValueError as error:  # of the template, which does not take the conversation
             raise Refusal(str(error)) from error

@@ -6,6 +6,7 @@ from typing import Any
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Codec, Session
 from turnwise.render import Renderer
+from turnwise.rewards.reward import finite
 from turnwise.tokencheck import Mode, check_tokens
 from turnwise.toolcalls import ParsedReply, ToolCall, ToolFormat, decode_reply
 from turnwise.tools import Shorten
@@ -13,6 +14,13 @@ from turnwise.tools.shorten import MARK
 from turnwise.types import Action, Generation, Message, MessageCall, Observation, Sample, Turn
 
 _THINK = "<think>"
+
+
+def count_figures(session: Session, group: str, figures: Mapping[str, Any]) -> None:
+    """Tell of what a tool or a user counts; what is no finite number is left out."""
+    for name, value in figures.items():
+        if (number := finite(value)) is not None:
+            session.count(f"{group}/{name}", number)
 
 
 def sample_of(session: Session) -> Sample:
@@ -59,6 +67,7 @@ class Chat:
         self._parameters = {one["function"]["name"]: one["function"].get("parameters", {}) for one in tools}
         self._format = tool_format
         self._markup = codec.markup(tool_format.markup) if tool_format else {}
+        self._length = 0  # of the row that ends with the newest reply
         self._replies: list[str] = []
         self._seen = seen
         self.generation: Generation | None = None  # the newest reply as it was sampled
@@ -72,6 +81,15 @@ class Chat:
     def fits(self) -> bool:
         """Whether the next prompt is within the limit."""
         return len(self.prompt) <= self._limit
+
+    @property
+    def final_prompt(self) -> tuple[int, ...]:
+        """The next prompt, which nobody answers: of what comes after the newest reply only what the limit allows."""
+        return self.held(self.prompt)
+
+    def held(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """The same of any prompt that goes on from here."""
+        return prompt[: max(self._limit, self._length + 1)]
 
     async def reply(self) -> ParsedReply:
         """Ask the model, and record the turn; what it earns is told to the session afterwards."""
@@ -88,7 +106,7 @@ class Chat:
         self._seen = len(self.messages) + 1
         row = (*self.prompt, *generation.token_ids)
         self._extend(self._message(text, generation, parsed))
-        self._row = row
+        self._row, self._length = row, len(row)
         return parsed
 
     def check(self, mode: Mode) -> None:

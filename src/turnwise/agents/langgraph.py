@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.agents.calls import Calls, asked_of, check_limits, load_program
-from turnwise.agents.chat import sample_of
+from turnwise.agents.chat import count_figures, sample_of
 from turnwise.agents.judge import Judge
 from turnwise.agents.tool import opening
 from turnwise.optional import optional
@@ -105,6 +105,7 @@ def _tool(box: ToolBox, calls: Calls, schema: dict[str, Any]) -> Any:
         if result.reward:
             session.reward(result.reward)
         session.count(f"tools/{result.status}")
+        count_figures(session, f"tools/{call.name}", result.metrics)
         return result.response.for_readers()
 
     tools = optional("langchain_core.tools", "langgraph")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from turnwise.agents.chat import Chat, sample_of
+from turnwise.agents.chat import Chat, count_figures, sample_of
 from turnwise.agents.judge import Judge
 from turnwise.failures import EpisodeFailure
 from turnwise.interactions import Dialogue, Interactions, load_interactions
@@ -49,6 +49,8 @@ class ToolAgent:
         self._check: Mode = setting.config.rollout.token_check
         self._codec = setting.codec
         self._format = find_format(format)
+        if tool_reply_unit not in ("chars", "tokens"):
+            raise ValueError(f"agent.tool_reply_unit is {tool_reply_unit!r}; there are chars and tokens")
         shorten = Shorten(max_tool_reply, tool_reply_side)
         if tool_reply_unit == "tokens":
             shorten = replace(shorten, encode=setting.codec.encode, decode=setting.codec.text)
@@ -92,9 +94,10 @@ class ToolAgent:
                 session.reward(sum(result.reward for result in results))
                 for result in results:
                     session.count(f"tools/{result.status}")
+                    count_figures(session, f"tools/{result.call.name}", result.metrics)
             elif user is None or not await _goes_on(session, chat, user):
                 return ()
-        return chat.prompt
+        return chat.final_prompt
 
 
 def opening(sample: Sample, box: ToolBox) -> list[Message]:
@@ -110,6 +113,7 @@ async def _goes_on(session: Session, chat: Chat, user: Dialogue) -> bool:
     if answer.error:
         raise EpisodeFailure(answer.error)
     session.reward(answer.reward)
+    count_figures(session, "user", answer.metrics)
     if not answer.done:
         chat.say(answer.text)
     return not answer.done

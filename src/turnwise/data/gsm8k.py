@@ -44,7 +44,7 @@ class Gsm8k:
             extra["interaction_kwargs"] = {"name": self.interaction, "query": question, "ground_truth": ground_truth}
         return {
             "data_source": row.get("data_source", "openai/gsm8k"),
-            "agent_name": "tool_agent" if self.tool else "single_turn_agent",
+            "agent_name": "tool_agent" if self.tool or self.interaction else "single_turn_agent",
             "tool_selection": [self.tool] if self.tool else [],
             "prompt": [
                 {"role": "system", "content": self.system or _SYSTEM[self.tool] + _ENDING},

@@ -16,6 +16,7 @@ Where both spellings stand in one row they must say the same.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 from turnwise.data.read import Place, Row
@@ -31,7 +32,7 @@ def to_sample(place: Place, row: Any, index: int, prompt_key: str = "prompt") ->
     if not isinstance(row, dict):
         raise ValueError(f"{place} is {row!r:.80}; a row is an object with columns")
     try:
-        return _sample(dict(row), index, prompt_key)
+        return replace(_sample(dict(row), index, prompt_key), place=place)
     except ValueError as error:
         raise ValueError(f"{place}, {error}") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,10 @@ class ToolBox:
             most = self._toolset.max_parallel_calls
             raise _Refusal("too_many_calls", f"This call was not made: at most {most} may be made in one turn.")
         try:
+            json.dumps(call.arguments, ensure_ascii=False, default=str).encode()
             arguments = tool.validate(call.arguments)
+        except UnicodeEncodeError as error:  # half a pair of surrogates, with which no tool can do anything
+            raise _Refusal("invalid_arguments", f"The call of {tool.name} was not made: no valid text.") from error
         except (ValueError, RecursionError) as error:
             raise _Refusal("invalid_arguments", f"The call of {tool.name} was not made: {error}.") from error
         except Exception as error:

@@ -17,6 +17,7 @@ from turnwise.components import nearest
 from turnwise.tools.base import BaseTool
 from turnwise.tools.records import ToolError, ToolFault, ToolResponse, ToolSchema
 
+_PARTING_S = 8.0  # the client gives a server 2 s to end by itself and 2 more to obey a signal
 _KEYS = ("url", "command", "args", "env", "connect_s", "tools", "config")
 
 
@@ -64,7 +65,10 @@ class McpServer:
         return response
 
     def close(self) -> None:
-        self._drop(self._session)
+        session = self._session
+        self._drop(session)
+        if session is not None:
+            session.wait()
 
     def _open(self) -> "_Session":
         with self._lock:
@@ -86,7 +90,8 @@ class _Session:
         self._target = target
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(self._serve(opened := Future()))
-        threading.Thread(target=self._live, daemon=True).start()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
         try:
             self._client = opened.result(connect_s)
         except BaseException:
@@ -99,6 +104,10 @@ class _Session:
     def stop(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def wait(self) -> None:
+        """Until a server that was stopped has ended; one that does not by itself is killed meanwhile."""
+        self._thread.join(_PARTING_S)
 
     def _live(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -20,15 +20,32 @@ def redact(entries: Sequence[Entry], keys: Collection[str]) -> list[Entry]:
     secrets = {secret for entry in entries if entry.kind == "tool" for secret in _under(entry.inputs, names, False)}
     if not secrets:
         return list(entries)
-    # The longest first, since one may be a part of another.
-    hidden = sorted({text for one in secrets for text in (one, json.dumps(one)[1:-1])}, key=len, reverse=True)
+    spellings = {text for one in secrets for text in (one, _in_json(one, True), _in_json(one, False))}
+    hidden = sorted(spellings, key=len, reverse=True)  # the longest first, since one may be a part of another
 
     def clean(text: str) -> str:
         for secret in hidden:
             text = text.replace(secret, MARK)
         return text
 
-    return [_cleaned(entry, clean) for entry in entries]
+    return [_cleaned(_blanked(entry, names) if entry.kind == "tool" else entry, clean) for entry in entries]
+
+
+def _in_json(text: str, ascii_only: bool) -> str:
+    return json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+
+
+def _blanked(entry: Entry, names: Collection[str]) -> Entry:
+    """Without what stands under the keys of its inputs, numbers too."""
+
+    def blank(tree: Any, named: bool) -> Any:
+        if isinstance(tree, Mapping):
+            return {key: blank(value, named or str(key).casefold() in names) for key, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            return [blank(value, named) for value in tree]
+        return MARK if named and _is_secret(tree) else tree
+
+    return replace(entry, inputs=blank(entry.inputs, False))
 
 
 def _cleaned(entry: Entry, clean: Callable[[str], str]) -> Entry:
@@ -48,8 +65,12 @@ def _under(tree: Any, names: Collection[str], named: bool) -> Iterator[str]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from _under(value, names, named)
-    elif named and tree not in ("", None, True, False):
+    elif named and _is_secret(tree):
         yield str(tree)
+
+
+def _is_secret(value: Any) -> bool:
+    return value not in ("", None) and not isinstance(value, bool)
 
 
 def _map(tree: Any, clean: Callable[[str], str]) -> Any:
