@@ -86,6 +86,18 @@ def test_a_run_leaves_its_configuration_metrics_transcripts_and_model(recipe: Pa
     assert f"turnwise eval {folder}" in capsys.readouterr().out
 
 
+def test_a_run_says_which_samples_it_leaves_out(recipe: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = [json.dumps({"prompt": f"What is {number}?", "ground_truth": str(number)}) for number in range(6)]
+    for name, lines in (("train", rows[:5]), ("test", rows[3:])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    tree = yaml.safe_load(recipe.read_text())
+    tree |= {"data": {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "test")}}
+    tree |= {"agent": {"use": "single_turn"}, "environment": {}, "reward": {"use": "math_equal"}}
+    recipe.write_text(yaml.safe_dump(tree))
+    assert run("train", recipe, "steps=1", "warmup.w_epoch=0") == 0
+    assert "2 training samples are left out: they are test samples too" in capsys.readouterr().out
+
+
 def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -102,6 +102,11 @@ class Collector:
             for slot in group:
                 slot.episode.number = newest
 
+    @property
+    def left_out(self) -> int:
+        """Training samples that are never played, since a test sample has the same prompt."""
+        return self._shared.data.shared if self.config.data else 0
+
     def close(self) -> None:
         """Let go of the episodes under way and of the environments."""
         self._runner.close()

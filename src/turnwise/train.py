@@ -78,6 +78,8 @@ class Training:
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if lost:
             self.view.say(f"{lost} environments did not come back as they were; they begin new episodes")
+        if self.collector.left_out:
+            self.view.say(f"{self.collector.left_out} training samples are left out: they are test samples too")
 
     def collect(self, clock: Clock) -> list[Segment]:
         """Play one batch with the actor as it is now."""
