@@ -38,6 +38,16 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert state == STATE
 
 
+def test_one_group_is_loaded_without_the_others(tmp_path):
+    target = checkpoint.save(tmp_path, "x", TENSORS, STATE)
+    (target / "moments.safetensors").unlink()
+    tensors, state = checkpoint.load(target, "policy")
+    assert list(tensors) == ["policy"] and same(tensors["policy"], TENSORS["policy"]) and state == STATE
+    flip(target / "policy.safetensors", 0.5)
+    with pytest.raises(ValueError, match=r"policy\.safetensors is damaged"):
+        checkpoint.load(target, "policy")
+
+
 def test_parameters_that_are_transposed_or_trained_are_saved_too(tmp_path):
     weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
     target = checkpoint.save(tmp_path, "x", {"policy": {"w": weight, "t": torch.arange(6.0).reshape(2, 3).T}}, {})

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import gymnasium
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 import turnwise
 from turnwise.cli import main
@@ -84,6 +86,26 @@ def test_a_run_leaves_its_configuration_metrics_transcripts_and_model(recipe: Pa
     transcript = next((folder / "transcripts").iterdir()).read_text()
     assert "turn 0" in transcript and "terminated: success" in transcript
     assert f"turnwise eval {folder}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changed", ["tokenizer.json", "chat_template.jinja", "model.safetensors"])
+def test_a_run_knows_the_model_that_it_was_made_from(recipe: Path, tmp_path: Path, capsys: Any, changed: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(yaml.safe_load(recipe.read_text())["model"]["path"], model)
+    assert run("train", recipe, f"model.path={model}", "steps=1", "warmup.w_epoch=0") == 0
+    assert run("eval", tmp_path / "run", "evaluation.episodes=1") == 0
+    if changed == "tokenizer.json":  # two tokens change places
+        tree = json.loads((model / changed).read_text())
+        words = tree["model"]["vocab"]
+        words["a"], words["b"] = words["b"], words["a"]
+        (model / changed).write_text(json.dumps(tree))
+    elif changed == "chat_template.jinja":
+        (model / changed).write_text((model / changed).read_text() + "{# other #}")
+    else:
+        weights = {name: weight + 1 for name, weight in load_file(model / changed).items()}
+        save_file(weights, model / changed, metadata={"format": "pt"})
+    for command in (["eval", tmp_path / "run"], ["probe", tmp_path / "run"], ["train", tmp_path / "run", "--resume"]):
+        assert f"model.path is '{model}', whose weights or tokenizer are not those" in refused(capsys, *command)
 
 
 def test_a_run_says_which_samples_it_leaves_out(recipe: Path, tmp_path: Path, capsys: Any) -> None:

@@ -13,6 +13,7 @@ from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
 from turnwise.evaluate import eval_seed, evaluate, open_player, play_held_out
 from turnwise.intervals import rate
+from turnwise.models import identity
 from turnwise.players import Model, expert_player, newest_of, random_player, weights_of
 from turnwise.render import Renderer
 from turnwise.results import Result, Row, by_task, summarise, task_table
@@ -377,7 +378,7 @@ def test_a_player_is_opened_as_its_newest_checkpoint_left_it(tiny_folder, tiny, 
     before, _ = open_player(config, None)
     assert isinstance(before, LocalEngine)
     tensors = {f"actor.{name}": tensor + 1 for name, tensor in tiny[0].named_parameters()}
-    checkpoint.save(tmp_path / "checkpoints", "000001", {"policy": tensors}, {})
+    checkpoint.save(tmp_path / "checkpoints", "000001", {"policy": tensors}, {"model": identity(*tiny)})
     newest = newest_of(tmp_path)
     after, renderer = open_player(config, newest)
     assert isinstance(after, LocalEngine)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-_MANIFEST = "manifest.json"
+_MANIFEST, _STATE = "manifest.json", "state.json"
 
 
 def save(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
@@ -30,7 +30,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], s
         save_file(
             {key: tensor.detach().contiguous().cpu() for key, tensor in group.items()}, draft / f"{stem}.safetensors"
         )
-    (draft / "state.json").write_text(json.dumps(state))
+    (draft / _STATE).write_text(json.dumps(state))
     digests = {file.name: _digest(file) for file in sorted(draft.iterdir())}
     (draft / _MANIFEST).write_text(json.dumps(digests, indent=1))
     for file in draft.iterdir():
@@ -54,22 +54,18 @@ def write(file: Path, content: bytes) -> None:
     _flush(file.parent)
 
 
-def load(target: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Read a checkpoint back. One that is damaged is a ValueError that names the file."""
+def load(target: Path, only: str = "") -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Read a checkpoint back, with all its groups of tensors or `only` one, so that the others are not read.
+
+    One that is damaged is a ValueError that names the file.
+    """
     with _damage_told(target):
-        files = _checked(target)
-        state = json.loads((target / "state.json").read_text())
+        files = _checked(target, (_STATE, f"{only}.safetensors") if only else ())
+        state = json.loads((target / _STATE).read_text())
         return {file.stem: load_file(file) for file in files if file.suffix == ".safetensors"}, state
 
 
-def load_group(target: Path, group: str) -> dict[str, Tensor]:
-    """The same of one group of tensors; the others are not read."""
-    with _damage_told(target):
-        (file,) = _checked(target, f"{group}.safetensors")
-        return load_file(file)
-
-
-def _checked(target: Path, *names: str) -> list[Path]:
+def _checked(target: Path, names: Sequence[str]) -> list[Path]:
     """The files of these names, or all, which are as they were written."""
     digests = json.loads((target / _MANIFEST).read_text())
     files = [target / name for name in names or digests]

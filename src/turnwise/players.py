@@ -22,7 +22,7 @@ from turnwise.envs.checked import Offer
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.lora import make_adapters
-from turnwise.models import arithmetic, open_model
+from turnwise.models import arithmetic, identity, open_model, refuse_other
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
 from turnwise.seeds import derive
@@ -112,9 +112,10 @@ def open_player(config: Config, trained: Path | None) -> tuple[Engine, Codec]:
         return ChatEngine(config.model.path), Conversation()
     model, tokenizer = open_model(config.model)
     if trained is not None:
+        tensors, state = checkpoint.load(trained, "policy")
+        refuse_other(state["model"], identity(model, tokenizer), config.model.path, trained)
         make_adapters(model, config.model, config.seed)
-        policy = checkpoint.load_group(trained, "policy")
-        actor = {name.removeprefix("actor."): tensor for name, tensor in policy.items()}
+        actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
         checkpoint.load_parameters(model, actor)
     renderer = Renderer(tokenizer, config.rollout.history)
     precision = arithmetic(config.model.precision, model.device)

@@ -19,7 +19,7 @@ from turnwise.config import Config
 from turnwise.engines.make import make_engine
 from turnwise.lora import make_adapters
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
-from turnwise.models import arithmetic, open_model
+from turnwise.models import arithmetic, identity, open_model, refuse_other
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
 from turnwise.protocols import Advantage, Engine, Tracker
@@ -58,7 +58,7 @@ class Training:
         model, tokenizer = open_model(config.model)
         precision = arithmetic(config.model.precision, model.device)
         renderer = Renderer(tokenizer, config.rollout.history)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.identity = tokenizer, identity(model, tokenizer)
         reference = bool(config.kl.reward or config.kl.loss)
         adapters = make_adapters(model, config.model, config.seed)
         self.policy = Policy(model, config.model.critic, reference, config.rollout.temperature, precision, adapters)
@@ -196,7 +196,12 @@ class Training:
         tensors: dict[str, Mapping[str, Tensor]] = {"policy": trained}
         for model, optimizer in self.optimizers.named().items():
             tensors[f"{model}_optimizer"] = checkpoint.optimizer_tensors(optimizer)
-        state = {"progress": asdict(progress), "slots": self.collector.state(), "taken": self.optimizers.taken}
+        state = {
+            "model": self.identity,
+            "progress": asdict(progress),
+            "slots": self.collector.state(),
+            "taken": self.optimizers.taken,
+        }
         self.run.save(name, tensors, state, self.config.checkpoint.keep)
         if final:
             self.policy.save(self.run.folder)
@@ -211,6 +216,7 @@ class Training:
         newest = checkpoint.newest(self.run.checkpoints)
         if newest is not None:
             tensors, state = checkpoint.load(newest)
+            refuse_other(state["model"], self.identity, self.config.model.path, newest)
             checkpoint.load_parameters(self.policy, tensors["policy"])
             for model, optimizer in self.optimizers.named().items():
                 checkpoint.load_optimizer(optimizer, tensors[f"{model}_optimizer"])

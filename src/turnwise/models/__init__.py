@@ -1,5 +1,7 @@
 """Opening language models: from a folder, a hub id, or the one that ships."""
 
+import hashlib
+import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -33,6 +35,24 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
         ) from error
     torch.nn.Module.to(model, pick_device(config.device))
     return model.eval(), tokenizer
+
+
+def identity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Tells a model, as it was opened, and its tokenizer from others: what one has learned is another's gibberish."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.chat_template)]).encode())
+    for name, weight in model.named_parameters():  # a sample of each: reading all of a large model takes long
+        digest.update(name.encode() + weight.detach().flatten()[:64].cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def refuse_other(known: str, found: str, path: str, made: Path) -> None:
+    """A ValueError where the model at `path` is not the one that `made`, a checkpoint, was made from."""
+    if known != found:
+        raise ValueError(
+            f"model.path is {path!r}, whose weights or tokenizer are not those that {made} was made from; give the "
+            "model that it was, or begin a new run"
+        )
 
 
 def pick_device(name: str) -> torch.device:
