@@ -24,15 +24,15 @@ class BabyAITeacher:
 
     wanders: dict[str, float] = field(  # share of random actions where the expert would move
         default_factory=lambda: {
-            "goto": 0.65,
-            "pickup": 0.93,
-            "open": 0.975,
+            "goto": 0.5,
+            "pickup": 0.9,
+            "open": 0.985,
             "putnext": 0.94,
             "pick_up_seq_go_to": 0.99,
         }
     )
     fumbles: dict[str, float] = field(  # and where it would handle things
-        default_factory=lambda: {"goto": 0.0, "pickup": 0.6, "open": 0.0, "putnext": 0.5, "pick_up_seq_go_to": 0.9}
+        default_factory=lambda: {"goto": 0.0, "pickup": 0.6, "open": 0.0, "putnext": 0.5, "pick_up_seq_go_to": 0.97}
     )
     turns: dict[str, int] = field(  # shown of each task
         default_factory=lambda: {
