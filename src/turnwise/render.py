@@ -14,6 +14,7 @@ from turnwise.history import Exact, Inference
 from turnwise.types import Message
 
 _TAIL = 32  # tokens, of which the marks of templates never take more
+_BYTES = 5  # a character has at most four
 
 
 class Renderer:
@@ -90,11 +91,18 @@ class Renderer:
 
     def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
         """How many of the last tokens spell the text from character `start` on (a token astride counts)."""
-        # From the end, since a text can become shorter by a token: a character spelt byte by byte reads as several.
-        known = len(token_ids)
-        while known and len(self.text(token_ids[:known])) > start:
-            known -= 1
-        return len(token_ids) - known
+
+        def before(known: int) -> bool:
+            return len(self.text(token_ids[:known])) <= start
+
+        if before(len(token_ids)):
+            return 0
+        known, beyond = 0, len(token_ids)
+        while beyond - known > 1:
+            middle = (known + beyond) // 2
+            known, beyond = (middle, beyond) if before(middle) else (known, middle)
+        # A text can become shorter by a token: a character spelt byte by byte reads as several before its last byte.
+        return len(token_ids) - max(more for more in range(known, min(known + _BYTES, len(token_ids))) if before(more))
 
     def _context(self, sampled: Sequence[int], sequel: Sequel) -> tuple[int, ...]:
         """The text after a reply, which the template closes if the model did not."""

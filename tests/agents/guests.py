@@ -142,6 +142,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("n", 2, "unsupported_parameter"),
     ("tool_choice", "required", "unsupported_parameter"),
     ("tool_choice", {"type": "function", "function": {"name": "add"}}, "unsupported_parameter"),
+    ("parallel_tool_calls", False, "unsupported_parameter"),
     ("response_format", {"type": "json_object"}, "unsupported_parameter"),
     ("stop", ["\n"], "unsupported_parameter"),
     ("model", "gpt-4o", "model_not_found"),

@@ -86,6 +86,13 @@ def test_a_call_that_cannot_be_read_is_counted_and_not_made(renderer):
         assert segment.outcome and segment.outcome.figures["calls/unreadable"] == 1
 
 
+def test_a_name_that_no_wire_takes_is_told_with_a_question_mark(renderer):
+    guests.HEARD.clear()
+    play(renderer, ['<tool_call>{"name": "a\\ud800", "arguments": {}}</tool_call>'], "hearer")
+    ((_, said),) = guests.HEARD
+    assert said["tool_calls"][0]["function"]["name"] == "a?"
+
+
 def test_a_tool_that_nobody_checked_harms_nobody(renderer):
     replies = ["<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"]
     for parameters in ({"properties": None}, {"properties": {"a": {"type": None, "anyOf": None, "oneOf": 1}}}):

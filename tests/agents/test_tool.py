@@ -259,6 +259,14 @@ def test_a_sample_may_name_its_agent(renderer):
     assert "this" not in sys.modules
 
 
+def test_reasoning_stands_apart_where_there_are_no_tools(renderer):
+    replies = ["<think>It is even.</think>4, by <tool_call>"]
+    extra = {"agent_name": "single_turn_agent", "ground_truth": "4, by <tool_call>"}
+    ((segment,), *_) = play(renderer, replies, extra=extra, reward={"use": "exact_match"})
+    assert segment.turns[0].action and segment.turns[0].action.thought == "It is even."
+    assert segment.outcome and segment.outcome.success
+
+
 def test_a_user_may_go_on_asking(renderer, tmp_path: Path):
     users = tmp_path / "users.yaml"
     users.write_text("interaction:\n  - class_name: turnwise.interactions.gsm8k.Gsm8kInteraction\n")

@@ -64,6 +64,19 @@ def test_both_spellings_are_the_same_sample():
     )
 
 
+def test_calls_of_a_prompt_may_have_their_arguments_as_text():
+    def call(arguments: Any) -> Any:
+        return {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+    asked = {"role": "user", "content": "Go on.", "tool_calls": None, "name": None}  # as Parquet has it
+    for content in ({"content": ""}, {"content": None}, {}):
+        said = {"role": "assistant", **content, "tool_calls": [call('{"a": 1}')]}
+        assert sample({"prompt": [said, asked]}).prompt == (
+            {"role": "assistant", "content": "", "tool_calls": [call({"a": 1})]},
+            {"role": "user", "content": "Go on."},
+        )
+
+
 def test_a_row_is_not_changed():
     row = json.loads(json.dumps(NESTED))
     sample(row)
@@ -120,6 +133,9 @@ def test_a_wrong_value_is_a_sample_or_one_sentence(column, value):
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, ["message 1", "text"]),
         ({"prompt": [{"role": "user", "content": "a", "token_ids": [1]}]}, ["message 1", "token_ids"]),
         ({"prompt": [{"role": "assistant", "content": "a"}]}, ["ends with", "assistant"]),
+        ({"prompt": [{"role": "assistant", "tool_calls": "x"}]}, ["message 1", "tool_calls 'x'", "arguments"]),
+        ({"prompt": [{"role": "assistant", "tool_calls": [{"name": "f"}]}]}, ["message 1", "tool_calls [{'name'"]),
+        ({"prompt": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "a"}}]}]}, ["write ["]),
         ({"prompt": "\ud800"}, ["column prompt", "JSON"]),
         ({"prompt": "a", "image": b"png"}, ["column image", "JSON", "leave the column out"]),
         ({"prompt": "a", "weight": float("nan")}, ["column weight", "JSON"]),

@@ -365,3 +365,19 @@ def test_a_format_has_the_names_that_others_give_it():
     assert find_format("harmony").name == find_format("gpt-oss").name == "gpt_oss"
     with pytest.raises(ValueError, match="tool format 'hermess' is unknown; did you mean 'hermes'"):
         find_format("hermess")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", "<think>Why?</think>\nSay <tool_call>{}</tool_call>.", "Say <tool_call>{}</tool_call>."),
+        ("qwen3_coder", "<think>Why?</think>\n<function=a></function>", "<function=a></function>"),
+        ("llama3_json", '<think>Why?</think>\n{"name": "a"}', '{"name": "a"}'),
+        ("gpt_oss", "<|channel|>analysis<|message|>Why?<|end|><|start|>assistant<|channel|>final<|message|>So.", "So."),
+        ("gpt_oss", "So.", "So."),
+    ],
+)
+def test_where_nothing_can_be_called_only_reasoning_stands_apart(name: str, text: str, content: str):
+    found = FORMATS[name].split(Reply(text))
+    assert (found.content, found.calls) == (content, ())
+    assert found.reasoning == ("Why?" if "Why?" in text else "")

@@ -217,6 +217,23 @@ def test_a_tool_that_cannot_begin_ends_the_episode_and_releases_the_others():
     assert good.events == ["create e1/good", "release e1/good"]
 
 
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize(
+    ("error", "lost"), [(OSError("no disk"), True), (TypeError("no truth"), True), (ToolError("not now"), False)]
+)
+def test_what_cannot_be_created_is_no_fault_of_the_models(error: Exception, lost: bool, eager: bool):
+    class Broken(Counter):
+        async def create(self, instance_id=None):
+            raise error
+
+    tool = Broken(eager_create=eager)
+    if lost or eager:
+        with pytest.raises(ToolFault, match=f"begin the episode: .*{error}"):
+            play([tool], [call()])
+    else:
+        assert play([tool], [call()])[0][0].status == "tool_error"
+
+
 # -- what a sample passes on
 
 

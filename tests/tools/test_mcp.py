@@ -24,6 +24,7 @@ SERVER = """
 import os, sys
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import BlobResourceContents, EmbeddedResource, ResourceLink, TextResourceContents
 
 server = MCPServer("test", log_level="CRITICAL")
 
@@ -36,6 +37,14 @@ def add(a: int, b: int = 1) -> int:
 def refuse() -> str:
     "Refuse."
     raise ToolError("not today")
+
+@server.tool()
+def read() -> list:
+    "Read files."
+    file = TextResourceContents(uri="file:///a.txt", text="what it says")
+    blob = BlobResourceContents(uri="file:///b.bin", blob="AAAA", mime_type="application/x-b")
+    link = ResourceLink(type="resource_link", name="c", uri="file:///c")
+    return [EmbeddedResource(type="resource", resource=file), EmbeddedResource(type="resource", resource=blob), link]
 
 @server.tool()
 def die() -> str:
@@ -60,9 +69,17 @@ def ask(tools: Any, *calls: tuple[str, dict[str, Any]]) -> list[tuple[str, str |
     return asyncio.run(episode())
 
 
+def test_files_that_a_server_sends_are_read(server: MCPServer):
+    tools = tools_of(McpServer(server, "here"))
+    ((status, text),) = ask(tools, ("read", {}))
+    assert status == "ok"
+    assert text == "what it says\n[file:///b.bin: application/x-b that is no text]\n[c: file:///c]"
+    tools[0].close()
+
+
 def test_a_server_of_this_process(server: MCPServer):
     tools = tools_of(McpServer(server, "here"))
-    assert [tool.name for tool in tools] == ["add", "refuse", "die"]
+    assert [tool.name for tool in tools] == ["add", "refuse", "read", "die"]
     assert tools[0].tool_schema.description == "Add two numbers."
     assert tools[0].tool_schema.parameters["required"] == ["a"]
     try:

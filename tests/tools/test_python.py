@@ -1,14 +1,17 @@
 """What a program of the model's can do, and what it cannot."""
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from turnwise.tools import python
+from turnwise.tools import ToolFault, python
 from turnwise.tools.python import PythonTool
 
-isolates = pytest.mark.skipif(bool(python._refusal()), reason=f"programs cannot be isolated here: {python._refusal()}")
+REFUSAL = python._refusal("512", "16", "60")
+isolates = pytest.mark.skipif(bool(REFUSAL), reason=f"programs cannot be isolated here: {REFUSAL}")
 
 
 def run(program: str, **config: Any) -> str:
@@ -100,6 +103,29 @@ def test_limits_hold_and_crashes_are_survived(program: str, said: str, config: d
 @isolates
 def test_endless_output_is_not_kept():
     assert len(run("for _ in range(40): print('x' * 100_000)")) <= python._OUTPUT + 100
+
+
+@isolates
+def test_a_sandbox_that_does_not_start_is_no_answer(monkeypatch: Any, tmp_path: Path):
+    broken = tmp_path / "sandbox.py"
+    broken.write_text("raise OSError('no room')")
+    monkeypatch.setattr(python, "_SANDBOX", broken)
+    with pytest.raises(ToolFault, match="did not start: OSError: no room"):
+        run("print(1)")
+
+
+@isolates
+def test_limits_that_no_interpreter_fits_in_are_refused():
+    with pytest.raises(ValueError, match="runs none: .+"):
+        PythonTool({"memory_mb": 8})
+
+
+@isolates
+def test_an_interpreter_may_be_known_by_a_link(monkeypatch: Any, tmp_path: Path):
+    link = tmp_path / "linked"
+    link.symlink_to(sys.prefix)
+    monkeypatch.setattr(python.sys, "executable", str(link / "bin" / Path(sys.executable).name))
+    assert run("import sys; print(sys.prefix)") == str(link)
 
 
 def test_without_isolation_there_is_no_tool(monkeypatch: Any):

@@ -141,6 +141,12 @@ def test_a_default_is_shown_and_stays_the_functions_own(default: Any, shown: Any
     assert signature.validate({}) == {}
 
 
+def test_where_nothing_is_the_default_nothing_may_be_given():
+    signature = read_signature(described(int, None))
+    assert signature.parameters["properties"]["value"]["nullable"] is True
+    assert signature.validate({"value": None}) == {"value": None}
+
+
 def test_a_default_that_no_json_can_say_is_not_shown():
     assert "default" not in read_signature(described(Any, object())).parameters["properties"]["value"]
 

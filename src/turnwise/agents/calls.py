@@ -188,10 +188,9 @@ class Calls:
         known = [self._sampled.get(mark) for mark in _marks(messages)]
         seen = max((number for number, reply in enumerate(known, 1) if reply), default=0)
         conversation = [reply or message for reply, message in zip(known, messages, strict=True)]
-        tool_format = self._format if tools else None
         try:
             limit = self._rollout.max_prompt_tokens
-            return Chat(self.session, self._codec, conversation, limit, tools, tool_format, seen)
+            return Chat(self.session, self._codec, conversation, limit, tools, self._format, seen)
         except PromptTooLong as error:
             if not self.session.turns:
                 raise

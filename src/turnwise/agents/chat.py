@@ -8,7 +8,7 @@ from turnwise.protocols import Codec, Session
 from turnwise.render import Renderer
 from turnwise.rewards.reward import finite
 from turnwise.tokencheck import Mode, check_tokens
-from turnwise.toolcalls import ParsedReply, ToolCall, ToolFormat, decode_reply
+from turnwise.toolcalls import FORMATS, ParsedReply, ToolCall, ToolFormat, decode_reply
 from turnwise.tools import Shorten
 from turnwise.tools.shorten import MARK
 from turnwise.types import Action, Generation, Message, MessageCall, Observation, Sample, Turn
@@ -50,11 +50,11 @@ class Chat:
         messages: Sequence[Message],
         limit: int,
         tools: Sequence[Mapping[str, Any]] = (),
-        tool_format: ToolFormat | None = None,
+        tool_format: ToolFormat = FORMATS["hermes"],
         seen: int = 0,
     ):
-        """`limit` is that of a prompt, in tokens. `tools`, in OpenAI's form, are shown to the model, and calls of them
-        are read in the given format. Of the messages the first `seen` have been shown, or said, in earlier turns.
+        """`limit` is that of a prompt, in tokens. `tools`, in OpenAI's form, are shown to the model; without any, what
+        looks like a call is content. Of the messages the first `seen` have been shown, or said, in earlier turns.
         """
         self.messages = list(messages)
         self.prompt = self._row = codec.prompt(messages, tools)  # the row ends with the newest reply, or its answers
@@ -66,7 +66,7 @@ class Chat:
         self._tools = tools
         self._parameters = {one["function"]["name"]: one["function"].get("parameters", {}) for one in tools}
         self._format = tool_format
-        self._markup = codec.markup(tool_format.markup) if tool_format else {}
+        self._markup = codec.markup(tool_format.markup)
         self._length = 0  # of the row that ends with the newest reply
         self._replies: list[str] = []
         self._seen = seen
@@ -96,7 +96,7 @@ class Chat:
         observation = Observation("\n".join(message["content"] for message in self.messages[self._seen :]))
         generation = await self._session.generate(self.prompt)
         text = self._codec.text(generation.token_ids)
-        parsed = self._read(generation, text)
+        parsed = self._read(generation)
         action = _action(text, parsed)
         tokens = self._codec.tokens_from(generation.token_ids, action.start)
         self._session.record(Turn(observation, self.prompt, generation, action, tokens, 0.0, text, text, text))
@@ -144,9 +144,7 @@ class Chat:
             for place, (call, answer) in enumerate(zip(calls, answers, strict=True))
         ]
 
-    def _read(self, generation: Generation, text: str) -> ParsedReply:
-        if self._format is None:
-            return ParsedReply(text, "", True, ())
+    def _read(self, generation: Generation) -> ParsedReply:
         reply = decode_reply(
             generation.token_ids,
             self._markup,
@@ -154,7 +152,7 @@ class Chat:
             stopped=generation.finish_reason == "stop",
             thinking=self._codec.ends_with(self.prompt, _THINK),
         )
-        return self._format.parse(reply, self._parameters)
+        return self._format.parse(reply, self._parameters) if self._tools else self._format.split(reply)
 
     def _message(self, text: str, generation: Generation, parsed: ParsedReply) -> Message:
         """The reply as templates and scorers read it."""

@@ -14,6 +14,7 @@ from turnwise.tools import Shorten, ToolBox, Toolset, load_tools
 from turnwise.types import Ending, Message
 
 _GIVEN = ("model", "tools", "sample")
+_KEPT = {"config", "run_manager"}  # parameters that LangChain fills itself
 _STEPS_A_TURN = 20  # a graph that takes more runs in a circle
 
 
@@ -98,6 +99,10 @@ def _tools_of(box: ToolBox, calls: Calls) -> list[Any]:
 
 def _tool(box: ToolBox, calls: Calls, schema: dict[str, Any]) -> Any:
     session = calls.session
+    for kept in _KEPT & schema["parameters"].get("properties", {}).keys():
+        raise ValueError(
+            f"the tool {schema['name']} has a parameter {kept}, which LangChain keeps for itself; rename it"
+        )
 
     async def use(**arguments: Any) -> str:
         call = ToolCall(schema["name"], arguments, "ok", (0, 0))

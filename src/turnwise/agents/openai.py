@@ -67,7 +67,7 @@ class OpenAIAgent:
                 "api_key": id,
                 "model": self._endpoint.model,
                 "session": address,
-                "sample": asdict(sample),
+                "sample": json.loads(json.dumps(asdict(sample))),  # a function gets what a command gets
             }
             final_prompt = await calls.play(self._program(task), self._timeout_s)
         return await self._judge(session, sample, calls, final_prompt)

@@ -83,6 +83,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value in ("auto", "none"),
         "the policy chooses by itself; only auto and none are known",
     ),
+    "parallel_tool_calls": (lambda value: value is True, "the policy may call several tools in a reply"),
     "response_format": (lambda value: value == {"type": "text"}, "replies are sampled freely, so only text is known"),
     "stop": (lambda value: not value, "a reply ends where the model ends it"),
     "logit_bias": (lambda value: not value, "the policy is sampled as it is"),

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 from turnwise.data.read import Place, Row
-from turnwise.types import Message, Sample
+from turnwise.types import Message, MessageCall, Sample
 
 _FIELDS = get_type_hints(Message)
 _ROLES = get_args(_FIELDS["role"])
@@ -87,13 +87,39 @@ def _messages(column: str, value: Any) -> tuple[Message, ...]:
             raise ValueError(
                 f"column {column}: message {number} is {message!r:.80}; it needs a role, one of {', '.join(_ROLES)}"
             )
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f"column {column}: message {number} needs a text as its content")
         if strange := message.keys() - _FROM_DISK:
             raise ValueError(f"column {column}: message {number} has {', '.join(strange)}, which no message has here")
+    messages = tuple(_message(f"column {column}: message {number}", message) for number, message in enumerate(value, 1))
     if value[-1]["role"] in ("system", "assistant"):
         raise ValueError(f"column {column} ends with a message of the {value[-1]['role']}; end with the user's")
-    return tuple(value)
+    return messages
+
+
+def _message(place: str, message: Mapping[str, Any]) -> Message:
+    found: Any = {key: value for key, value in message.items() if value is not None}  # Parquet gives all keys to all
+    if "tool_calls" in found:
+        found = {"content": "", **found, "tool_calls": _calls(place, found["tool_calls"])}
+    if not isinstance(found.get("content"), str):
+        raise ValueError(f"{place} needs a text as its content")
+    return found
+
+
+def _calls(place: str, value: Any) -> list[MessageCall]:
+    """Their arguments may be JSON in a text, as OpenAI has them."""
+    try:
+        calls = []
+        for number, call in enumerate(value):
+            name, arguments = call["function"]["name"], call["function"].get("arguments")
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments)
+            function: Any = {"name": name, "arguments": dict(arguments or {})}
+            if not isinstance(name, str):
+                raise TypeError
+            calls.append({"id": call.get("id") or f"call_{number}", "type": "function", "function": function})
+        return calls
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        told = 'write [{"function": {"name": NAME, "arguments": {...}}}]'
+        raise ValueError(f"{place} has the tool_calls {value!r:.80}; {told}") from error
 
 
 def _mapping(column: str, value: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The analysis channel is the reasoning, final and unaddressed commentary are the 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnwise.toolcalls.jsoncall import NotJSON, checked, decode_all
 from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools, join
@@ -48,6 +48,11 @@ def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
             said.append(piece.header if plain else piece.body or "")
         complete = channel != "analysis" or bool(piece.close)
     return ParsedReply(join(said), join(thoughts), complete, tuple(calls))
+
+
+def split(reply: Reply) -> ParsedReply:
+    """Reasoning and content of a reply that can call nothing: what is addressed to a tool is neither."""
+    return replace(parse(reply), calls=())
 
 
 def _call(piece: _Piece, channel: str, name: str, tools: Tools | None, reply: Reply) -> ToolCall:

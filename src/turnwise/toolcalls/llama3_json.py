@@ -4,7 +4,7 @@ import re
 
 from turnwise.toolcalls.jsoncall import NotJSON, call_of, decode_at
 from turnwise.toolcalls.records import ParsedReply, Reply, ToolCall, Tools, end_of_text
-from turnwise.toolcalls.tagged import UNTHINK, parse_tagged
+from turnwise.toolcalls.tagged import UNTHINK, split_tagged
 
 EXAMPLE = '{"name": "tool", "parameters": {"key": "value"}}'
 
@@ -15,7 +15,7 @@ _MEANT = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:')
 
 
 def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
-    outside = parse_tagged(reply, _never)
+    outside = split_tagged(reply)
     if not outside.reasoning_complete:
         return outside
     text, end = reply.text, end_of_text(reply.text)
@@ -27,10 +27,6 @@ def parse(reply: Reply, tools: Tools | None = None) -> ParsedReply:
     if not tagged and calls[0].flaw == _TRAILING:
         return outside
     return ParsedReply("", outside.reasoning, True, tuple(calls))
-
-
-def _never(mark: re.Match[str]) -> ToolCall:
-    raise AssertionError(f"no tag opens a call, but {mark[0]} did")
 
 
 def _after_reasoning(reply: Reply) -> int:

@@ -30,6 +30,15 @@ class Blocks:
         return self._closes[place] if place < len(self._closes) else None
 
 
+def split_tagged(reply: Reply) -> ParsedReply:
+    """Reasoning and content of a reply that can call nothing: tags of calls are content."""
+    return parse_tagged(reply, _never)
+
+
+def _never(mark: Match[str]) -> ToolCall:
+    raise AssertionError(f"no tag opens a call, but {mark[0]} did")
+
+
 def parse_tagged(reply: Reply, read: Callable[[Match[str]], ToolCall], *openings: str) -> ParsedReply:
     """Split a reply at its tags. `read` makes a call of what follows an opening tag, and its span says how far it went.
 

@@ -73,7 +73,11 @@ class BaseTool:
         return dict(arguments)
 
     async def create(self, instance_id: str | None = None) -> tuple[str | None, ToolResponse]:
-        """Begin an episode. The id may be replaced by one of the tool's own; a response is shown to the model."""
+        """Begin an episode. The id may be replaced by one of the tool's own.
+
+        A response stands under the prompt where the tool is created with the episode (`eager_create`). Whatever is
+        raised but ToolError gives the episode up: the model has no part in it.
+        """
         return instance_id, ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> Any:

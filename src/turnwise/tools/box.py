@@ -65,7 +65,7 @@ class ToolBox:
             for tool in self._tools.values():
                 if tool.limits.eager_create:
                     await self._instance(tool)
-        except Exception as error:
+        except (ToolError, _Refusal) as error:
             await self.release()
             raise ToolFault(f"a tool cannot begin the episode: {_first_line(error)}") from error
         except BaseException:
@@ -199,7 +199,12 @@ class ToolBox:
     async def _instance(self, tool: BaseTool) -> str:
         if tool.name not in self._instances:
             given = f"{self.episode}/{tool.name}"
-            answer = await self._method(tool, tool.create, "create_kwargs", given)
+            try:
+                answer = await self._method(tool, tool.create, "create_kwargs", given)
+            except (ToolError, ToolFault, _Refusal):
+                raise
+            except Exception as error:  # the model has no part in it, and cannot mend it
+                raise ToolFault(f"tool {tool.name} cannot begin the episode: {_first_line(error)}") from error
             if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], ToolResponse)):
                 raise ToolFault(f"tool {tool.name}: create returned {answer!r:.80} instead of an id and a ToolResponse")
             instance, response = answer

@@ -184,11 +184,23 @@ async def _list_tools(client: Any) -> list[Any]:
 
 def _response(result: Any) -> ToolResponse:
     """Texts as one, and pictures as bytes; a server that answers with structure alone is shown as JSON."""
-    texts = [block.text for block in result.content if block.type == "text"]
+    texts = [text for block in result.content if (text := _text(block)) is not None]
     images = [base64.b64decode(block.data) for block in result.content if block.type == "image"]
     if not texts and not images and result.structured_content is not None:
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return ToolResponse("\n".join(texts), image=images or None)
+
+
+def _text(block: Any) -> str | None:
+    """What a model can read of a part of an answer; None for pictures."""
+    if block.type == "text":
+        return block.text
+    if block.type == "resource":
+        file = block.resource
+        return getattr(file, "text", None) or f"[{file.uri}: {file.mime_type or 'a file'} that is no text]"
+    if block.type == "resource_link":
+        return f"[{block.name}: {block.uri}]"
+    return None if block.type == "image" else f"[{block.type} that cannot be shown]"
 
 
 def _connection_closed() -> int:

@@ -8,15 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from turnwise.tools.base import BaseTool
+from turnwise.tools.records import ToolFault
 
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork")
 _SANDBOX = Path(__file__).with_name("sandbox.py")
+_STARTED = b"\0"  # what the sandbox prints when all is closed off; before it, only what went wrong
 _OUTPUT = 1 << 20  # bytes of output that are kept; a program that prints more runs on
 
 
@@ -49,7 +51,7 @@ class PythonTool(BaseTool):
                 f"config.wall_s={self._wall_s} of the Python tool must be below timeout_s={self.limits.timeout_s:g}"
             )
         self._limits = [str(limits[key]) for key in ("memory_mb", "disk_mb", "cpu_s")]
-        refusal = _refusal()
+        refusal = _refusal(*self._limits)
         if refusal:
             raise ValueError(f"the Python tool cannot isolate programs on this machine, so it runs none: {refusal}")
 
@@ -83,13 +85,16 @@ class PythonTool(BaseTool):
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()  # and with it everything in its namespace
                 await process.wait()
-        return "\n".join(part for part in (kept.decode("utf-8", "replace").rstrip("\n"), note) if part)
+        failed, started, printed = kept.partition(_STARTED)
+        if not started:
+            raise ToolFault(f"the sandbox of the Python tool did not start: {_last_line(failed) or note}")
+        return "\n".join(part for part in (printed.decode("utf-8", "replace").rstrip("\n"), note) if part)
 
 
 _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _command(root: str, limits: list[str]) -> list[str]:
+def _command(root: str, limits: Sequence[str]) -> list[str]:
     """The sandbox dies when we do: `setpriv` ties `unshare` to us, and `--kill-child` ties the program to it."""
     isolated = [sys.executable, "-I", str(_SANDBOX), root, *limits]
     return ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, "--kill-child", *isolated]
@@ -108,15 +113,20 @@ async def _talk(process: asyncio.subprocess.Process, program: bytes, kept: bytea
 
 
 @cache
-def _refusal() -> str:
-    """Why programs cannot be isolated here; empty where they can. Found out by isolating one."""
+def _refusal(*limits: str) -> str:
+    """Why programs cannot be isolated here within these limits; empty where they can. Found out by isolating one."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return "it needs Linux on x86_64 or aarch64"
     missing = [name for name in ("unshare", "setpriv") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} of util-linux are not installed"
     with tempfile.TemporaryDirectory() as root:
-        command = _command(root, ["512", "1", "60"])
+        command = _command(root, limits)
         done = subprocess.run(command, input=b"print('isolated')", capture_output=True, env=_ENVIRONMENT, timeout=600)
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return "" if done.stdout == b"isolated\n" else (said[-1][:200] if said else f"exit status {done.returncode}")
+    isolated = done.stdout == _STARTED + b"isolated\n"
+    return "" if isolated else _last_line(done.stderr) or f"exit status {done.returncode}"
+
+
+def _last_line(output: bytes) -> str:
+    said = output.decode("utf-8", "replace").strip().splitlines()
+    return said[-1][:200] if said else ""

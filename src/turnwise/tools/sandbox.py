@@ -68,6 +68,7 @@ def main(root: str, memory_mb: int, disk_mb: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     drop_privileges()
     refuse_system_calls()
+    os.write(1, b"\0")  # tells that all went well, and that the program begins
     os.execv(sys.executable, [sys.executable, "-I", "main.py"])
 
 
@@ -75,15 +76,18 @@ def build_root(root: str, disk_mb: int) -> None:
     """A file system in memory: the system's libraries and the interpreter, read-only and without devices, and /tmp."""
     check(libc.mount(b"tmpfs", root.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, f"size={disk_mb}m".encode()), "mount")
     shown: list[str] = []
-    for path in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, sys.prefix):
+    system = ("/usr", "/lib", "/lib64", "/bin")
+    # An interpreter may be known by a link, and link to its own files by where they are.
+    prefixes = (sys.base_prefix, sys.prefix, os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix))
+    for path in (*system, *prefixes):
         if not os.path.lexists(path) or any(path == one or path.startswith(one + "/") for one in shown):
             continue
         shown.append(path)
         place = root + path
-        if os.path.islink(path):
+        if path in system and os.path.islink(path):
             os.symlink(os.readlink(path), place)
             continue
-        os.makedirs(place)
+        os.makedirs(place, exist_ok=True)
         check(libc.mount(path.encode(), place.encode(), None, MS_BIND | MS_REC, None), f"mount {path}")
         attributes = struct.pack("=4Q", ATTR_READ_ONLY | ATTR_NOSUID | ATTR_NODEV, 0, 0, 0)
         done = libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, place.encode(), AT_RECURSIVE, attributes, len(attributes))

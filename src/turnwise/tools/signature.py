@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Optional, get_args, get_origin
 
 import docstring_parser
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -119,6 +119,8 @@ def _adapt(
     for parameter in shown.values():
         text = described.get(parameter.name, "")
         kind = parameter.annotation
+        if parameter.default is None and kind is not Any:
+            kind = Optional[kind]  # noqa: UP045  # a Literal made of a text knows no |
         if choices := _CHOICES.search(text):
             kind, text = Literal[tuple(_listed(name, choices[1]))], text[: choices.start()]
         kind = Annotated[kind, Field(description=text or _note(kind))]
