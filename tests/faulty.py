@@ -4,10 +4,12 @@ import ctypes
 import math
 import os
 import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +17,7 @@ import gymnasium
 from turnwise.config import Config
 from turnwise.seeds import episode_seed
 
-GARBAGE = ("none", "short", "nan", "no text", "bytes", "info", "endless", "exit politely")
+GARBAGE = ("none", "short", "nan", "no text", "bytes", "info", "endless", "exit politely", "runs out")
 Seeds = Callable[[int], int]
 
 
@@ -81,7 +83,12 @@ class Faulty(gymnasium.Env[Any, str]):
             os._exit(3)
         if fate == "segfault":
             ctypes.string_at(0)
-        if fate == "hang":
+        if fate == "runs out":
+            next(iter(()))
+        if fate == "hang with a helper":
+            helper = subprocess.Popen(["sleep", "600"])
+            Path(os.environ["HELPER"]).write_text(str(helper.pid))
+        if fate.startswith("hang"):
             time.sleep(600)
         return {
             "none": None,

@@ -19,7 +19,7 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "failures", "groups", "seeds", "protocols", "parse", "memory"),
+    *("types", "failures", "groups", "seeds", "surrogates", "protocols", "parse", "memory"),
     *("components", "config", "recipe"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *("chat_template", "history", "render", "tokencheck", "agents", "slot", "collector"),
@@ -101,12 +101,13 @@ def test_records_environments_and_memories_run_without_torch():
     [
         ("types", set()),
         ("seeds", set()),
+        ("surrogates", set()),
         ("loss", set()),
         ("checkpoint", set()),
         ("parse", {"types"}),
         ("chat_template", {"types"}),
         ("history", {"types", "chat_template"}),
-        ("render", {"types", "chat_template", "history"}),
+        ("render", {"types", "surrogates", "chat_template", "history"}),
         ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
         ("batch", {"types"}),
@@ -117,8 +118,11 @@ def test_records_environments_and_memories_run_without_torch():
         ("advantages.relative", {"advantages.spans", "batch", "groups"}),
         *((name, SHARED) for name in FILES if name.startswith("advantages.")),
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
-        *((name, {"components", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
-        *((name, {"components", "calling", "failures", "toolcalls", *siblings("tools")}) for name in plain_tools()),
+        *((name, {"components", "surrogates", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
+        *(
+            (name, {"components", "calling", "failures", "surrogates", "toolcalls", *siblings("tools")})
+            for name in plain_tools()
+        ),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),
         ("tools.sandbox", set()),
         *(
@@ -142,6 +146,7 @@ def test_records_environments_and_memories_run_without_torch():
                 {
                     "types",
                     "seeds",
+                    "surrogates",
                     "components",
                     "recipe",
                     "calling",

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from turnwise.episodes import Record
 from turnwise.intervals import bootstrap, mean_of, rate
-from turnwise.results import files_of, rows_of, suite_table, summarise
+from turnwise.results import figure_table, files_of, rows_of, suite_table, summarise
 
 
 def record(task: str = "goto", progression: float | None = 1.0, success: bool | None = None, **more: Any) -> Record:
@@ -74,12 +75,22 @@ def test_the_files_hold_the_same_numbers():
     lines = list(csv.DictReader(io.StringIO(files["results.csv"])))
     assert len(lines) == len(told["results"]) == len(rows)
     for line, one in zip(lines, told["results"], strict=True):
-        assert line == {
-            key: "" if value is None else str(value) for key, value in one.items() if key != "invalid_texts"
-        }
+        numbers = {key: value for key, value in one.items() if key not in ("invalid_texts", "figures")}
+        assert line == {key: "" if value is None else str(value) for key, value in numbers.items()}
     text = files["results.md"]
     assert "| mine | babyai | all | 3 | 0.333 [0.061, 0.792] | 0.50 | 4.0 | 0.750 |" in text
     assert "crafter is missing, and not counted." in text
+
+
+def test_what_is_counted_is_a_mean_over_all_episodes():
+    records = [record(figures={"environment/coal": 1.0}), record(), record(figures={"environment/iron": 1.0})]
+    rows = rows_of({("mine", "crafter"): records})
+    told = json.loads(files_of(rows, {"crafter": play_config()}, [])["results.json"])["results"]
+    assert [one["figures"] for one in told] == [{"environment/coal": 1 / 3, "environment/iron": 1 / 3}] * 2
+    console = Console(width=100, record=True)
+    console.print(figure_table(rows))
+    assert re.search(r"environment/coal\W+0\.333", console.export_text())
+    assert figure_table(rows_of(EPISODES)) is None
 
 
 def test_the_table_of_a_suite_shows_who_did_not_play():

@@ -845,6 +845,35 @@ class Camera(gymnasium.Env[Any, str]):
         self.observation_space = gymnasium.spaces.Dict({"image": picture}) if named else picture
 
 
+class Careless(gymnasium.Env[str, str]):
+    actions = "look"
+
+
+class Painted(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """A lamp in other words, which knows more of it."""
+
+    actions = ("darken", "light")
+    default_action = "light"
+
+    def __init__(self) -> None:
+        super().__init__(Lamp())
+
+    def observation(self, observation: Any) -> Any:
+        return {"text": "painted \ud800"}
+
+    def translate(self, said: str) -> str | None:
+        return "darken" if said == "dim" else None
+
+
+def test_a_wrapper_speaks_for_what_it_wraps(renderer):
+    environment = {"reward": "native"}
+    (segments,) = play(renderer, say("dim"), env=f"{__name__}:Painted", environment=environment)
+    turns = [turn for one in segments for turn in one.turns]
+    assert {(turn.observation.text, turn.action.text) for turn in turns if turn.action} == {("painted ?", "darken")}
+    (segments,) = play(renderer, say("?"), env=f"{__name__}:Painted", environment=environment)
+    assert {turn.action.text for one in segments for turn in one.turns if turn.action} == {"light"}
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
@@ -858,6 +887,8 @@ class Camera(gymnasium.Env[Any, str]):
         ({"kwargs": {"colour": "red"}}, "does not take the arguments {'colour': 'red'}"),
         ({"id": f"{__name__}:Camera"}, ":Camera', which shows images or numbers alone; wrap it .* text"),
         ({"id": f"{__name__}:Camera", "kwargs": {"named": True}}, "which shows images or numbers alone"),
+        ({"id": "FrozenLake-v1", "actions": list("abcd")}, "which shows images or numbers alone"),
+        ({"id": f"{__name__}:Careless"}, "the actions of .*:Careless are 'look'; they must be a list of texts"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_a_mistake(renderer, environment, message):

@@ -165,7 +165,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     from turnwise.episodes import Folder, protocol_of
     from turnwise.players import newest_of, weights_of
-    from turnwise.results import files_of, rows_of, suite_table, task_table
+    from turnwise.results import figure_table, files_of, rows_of, suite_table, task_table
     from turnwise.suite import split_missing
 
     run = _run_of(arguments.player)
@@ -185,6 +185,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if folder:
         folder.finish(episodes, files)
     console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
+    if not arguments.suite and (counted := figure_table(rows)):
+        console.print(counted)
     for file in [arguments.json, run / "eval.json" if run and not arguments.suite else None]:
         if file is not None:
             file.write_text(files["results.json"])

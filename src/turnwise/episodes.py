@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Record:
     valid: int | None  # turns whose action was valid or translated; None for players that speak no text
     invalid_texts: dict[str, int]  # what was said instead of an action, and how often
     failures: int  # environments that failed since the episode before, and whose levels were passed over
+    figures: dict[str, float] = field(default_factory=dict)  # whatever else its agent or environment counted
 
 
 Key = tuple[str, str]  # player and environment

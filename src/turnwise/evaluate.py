@@ -137,4 +137,5 @@ def _record(lane: Lane, slot: Slot, speaks: bool) -> Record:
         valid=len(actions) - len(said) if speaks else None,
         invalid_texts=dict(Counter(said)),
         failures=failures,
+        figures=dict(outcome.figures),
     )

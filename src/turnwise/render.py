@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.chat_template import ChatTemplate, Sequel, Tools
 from turnwise.history import Exact, Inference
+from turnwise.surrogates import encodable
 from turnwise.types import Message
 
 _TAIL = 32  # tokens, of which the marks of templates never take more
@@ -110,7 +111,5 @@ class Renderer:
         return self._encode(sequel.rest if ended else sequel.close + sequel.rest)
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
-        # A model, or a guest's JSON, may have written half of a surrogate pair, which is no text to a tokenizer. And
-        # not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.
-        whole = text.encode("utf-8", "replace").decode()
-        return tuple(self.tokenizer.encode(whole, add_special_tokens=False, verbose=False)) if text else ()
+        # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.
+        return tuple(self.tokenizer.encode(encodable(text), add_special_tokens=False, verbose=False)) if text else ()

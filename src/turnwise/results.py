@@ -5,7 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +30,7 @@ class Result:
     valid: float | None = None  # share of valid or translated actions; None for players that speak no text
     invalid_texts: tuple[tuple[str, int], ...] = ()  # the most frequent
     failures: int = 0  # environments that failed, and whose levels were passed over
+    figures: Mapping[str, float] = field(default_factory=dict)  # means of whatever else agents and environments counted
 
     def __str__(self) -> str:
         """Success where the environment tells it, else progression, else return."""
@@ -53,6 +54,7 @@ def summarise(records: Sequence[Record]) -> Result:
     verdicts = [record.success for record in records if record.success is not None]
     valid = [record.valid for record in records if record.valid is not None]
     invalid = sum((Counter(record.invalid_texts) for record in records), Counter[str]())
+    names = dict.fromkeys(name for record in records for name in record.figures)  # in the order of the first mention
     return Result(
         episodes=count,
         successes=sum(verdicts) if verdicts else None,
@@ -62,6 +64,7 @@ def summarise(records: Sequence[Record]) -> Result:
         valid=sum(valid) / turns if valid else None,
         invalid_texts=tuple(invalid.most_common(3)),
         failures=sum(record.failures for record in records),
+        figures={name: sum(record.figures.get(name, 0.0) for record in records) / count for name in names},
     )
 
 
@@ -122,6 +125,19 @@ def suite_table(rows: Sequence[Row], missing: Sequence[str]) -> Table:
     return table
 
 
+def figure_table(rows: Sequence[Row]) -> Table | None:
+    """A row a task and a figure that it counts, a column a player; None where nothing is counted."""
+    cells = {
+        (f"{row.task} {name}", row.player): f"{value:.3f}"
+        for row in rows
+        if row.task
+        for name, value in row.result.figures.items()
+    }
+    table = Table(title="counted, means over the episodes")
+    _fill(table, "task and figure", dict(sorted(cells.items())))
+    return table if cells else None
+
+
 def _fill(table: Table, head: str, cells: Mapping[tuple[str, str], str]) -> None:
     players = list(dict.fromkeys(player for _, player in cells))
     table.add_column(head)
@@ -141,7 +157,10 @@ def files_of(rows: Sequence[Row], suite: Mapping[str, Config], missing: Sequence
     record = {
         "evaluation": {name: config.evaluation.model_dump() for name, config in suite.items()},
         "missing": list(missing),
-        "results": [{**one, "invalid_texts": row.result.invalid_texts} for one, row in zip(flat, rows, strict=True)],
+        "results": [
+            {**one, "invalid_texts": row.result.invalid_texts, "figures": row.result.figures}
+            for one, row in zip(flat, rows, strict=True)
+        ],
     }
     return {
         "results.json": json.dumps(record, indent=1) + "\n",
@@ -154,7 +173,7 @@ def _flat(row: Row) -> dict[str, object]:
     """A line of numbers alone; `task` is empty for a whole environment, and what is not told is None."""
     figures = asdict(row.result)
     progression = figures.pop("progression") or dict.fromkeys(("mean", "low", "high", "standard_error"))
-    figures.pop("invalid_texts")
+    del figures["invalid_texts"], figures["figures"]
     names = {"player": row.player, "environment": row.environment, "task": row.task}
     return {**names, "progression": progression.pop("mean"), **progression, **figures}
 

@@ -117,6 +117,7 @@ class Feedback:
     truncated: bool  # a time limit stopped it: something would have followed
     success: bool | None  # None where the environment does not tell
     progression: float | None  # 0 to 1, how much of the task is done; None where the environment does not tell
+    figures: Mapping[str, float] = field(default_factory=dict)  # whatever else it counts, of the episode so far
 
 
 @dataclass(frozen=True, slots=True)

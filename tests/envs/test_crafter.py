@@ -458,6 +458,7 @@ def test_a_diagonal_becomes_its_first_free_move(monkeypatch):
         ({}, "Move North"),
         ({(0, -1): "tree"}, "Move West"),
         ({(0, -1): "cow"}, "Move West"),
+        ({(0, -1): "lava"}, "Move West"),
         ({(0, -1): "tree", (-1, 0): "water"}, "Move North"),
     ):
         env = staged(monkeypatch, blocked)

@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 from faulty import foretell
 from helpers import Scripted, make_tokenizer, play_config
@@ -294,6 +295,46 @@ def test_a_child_that_is_killed_while_idle_is_replaced(renderer):
         assert (collector.tally.failures, collector.tally.dropped_turns) == (1, 0)
         assert "its process ended with signal 9, Killed" in collector.tally.last_failure
         assert not Path(f"/proc/{child.pid}").exists()
+
+
+def test_what_a_hung_environment_has_started_goes_with_it(renderer, tmp_path, monkeypatch):
+    monkeypatch.setenv("HELPER", str(tmp_path / "helper"))
+    schedule = {"planned": {f"{seed_of(0)}/2": "hang with a helper"}, "length": 100}
+    with closing(Collector(faulty("process", schedule, n_env=1, processes=1, timeout_s=3.0), renderer)) as collector:
+        collector.collect(Scripted(renderer, walk))
+        assert collector.tally.failures == 1
+    assert eventually(lambda: gone(int((tmp_path / "helper").read_text())))
+
+
+class Restarting(gymnasium.Env[str, str]):
+    """Crashes at its third turn, and cannot be made again at once."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Restarting.made += 1
+        if Restarting.made == 2:
+            json.loads("<html>still starting</html>")
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        self.turns = 0
+        return "Say something.", {}
+
+    def step(self, action: str):
+        self.turns += 1
+        assert self.turns < 3 or Restarting.made > 1
+        return "Go on.", 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+def test_one_that_cannot_be_made_again_at_once_is_tried_again(renderer, workers):
+    Restarting.made = 0
+    environment = {"workers": workers, "reward": "native"}
+    config = play_config(f"{__name__}:Restarting", environment=environment, rollout={"n_env": 1, "e_len": 4})
+    with closing(Collector(config, renderer)) as collector:
+        (segment,) = collector.collect(Scripted(renderer, ["ACTION: x"]))
+        assert (collector.tally.failures, len(segment.turns)) == (2, 4)
+        assert "cannot be made again: Expecting value" in collector.tally.last_failure
 
 
 ORPHANS = """

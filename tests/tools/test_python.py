@@ -116,7 +116,7 @@ def test_a_sandbox_that_does_not_start_is_no_answer(monkeypatch: Any, tmp_path: 
 
 @isolates
 def test_limits_that_no_interpreter_fits_in_are_refused():
-    with pytest.raises(ValueError, match="runs none: .+"):
+    with pytest.raises(ValueError, match="runs none: "):
         PythonTool({"memory_mb": 8})
 
 

@@ -91,6 +91,8 @@ class Gym:
         else:
             return None
         session.write(feedback.observation.text)
+        for name, value in feedback.figures.items():
+            session.count(f"environment/{name}", value)
         success = feedback.success
         if success is None and not feedback.truncated and self.config.environment.reward == "binary":
             success = False  # many environments tell it at their own end alone; this one is ours

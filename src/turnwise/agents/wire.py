@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from turnwise.agents.calls import Answer
+from turnwise.surrogates import encodable
 from turnwise.types import Message, MessageCall
 
 
@@ -132,8 +133,7 @@ def _messages(messages: Sequence[_Message]) -> list[Message]:
 def _message(one: _Message, place: str) -> Message:
     parts = [one.content] if isinstance(one.content, str) else [part.text for part in one.content or ()]
     role = "system" if one.role == "developer" else one.role
-    # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
-    message: Message = {"role": role, "content": "".join(parts).encode("utf-8", "replace").decode()}
+    message: Message = {"role": role, "content": encodable("".join(parts))}
     if one.tool_calls:
         message["tool_calls"] = [
             _call(call, f"{place}.tool_calls.{number}") for number, call in enumerate(one.tool_calls)

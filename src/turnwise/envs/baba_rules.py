@@ -8,6 +8,7 @@ Worlds never change: a step makes a new one. Knows nothing of tasks, seeds or se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,7 +118,7 @@ def step(world: World, action: str) -> tuple[World, Outcome]:
     after = World(world.width, tuple(motion.cells))
     outcome = _outcome(world, after)
     for spot, thing in world.find("move"):
-        if thing in motion.cells[spot]:  # not pushed meanwhile
+        if motion.stays(spot, thing):  # not pushed meanwhile
             motion.march(spot, thing)
             after = World(world.width, tuple(motion.cells))
     changes = [rule for rule in after.rules if rule.predicate in NOUNS]
@@ -150,10 +151,15 @@ class _Motion:
     def __init__(self, world: World):
         self.world = world
         self.cells = list(world.cells)
+        self.arrived = Counter[tuple[int, Thing]]()  # who came into a cell: not to be taken for an equal that was there
+
+    def stays(self, spot: int, thing: Thing) -> bool:
+        """Whether one that was there before the step is there still."""
+        return self.cells[spot].count(thing) > self.arrived[spot, thing]
 
     def move(self, spot: int, thing: Thing, stride: int) -> bool:
         """Move one object, what it pushes, and what it pulls; whether it went."""
-        went = moving = thing in self.cells[spot] and self._push(spot, [thing], stride)
+        went = moving = self.stays(spot, thing) and self._push(spot, [thing], stride)
         while moving:
             spot -= stride
             pulled = [thing for thing in self.cells[spot] if self.world.has(thing, "pull")]
@@ -182,6 +188,9 @@ class _Motion:
         for pair in opened:  # one key, one lock
             if all(thing in there for thing in pair):
                 there = _without(there, *pair)
+        for thing in set(movers):
+            self.arrived[spot, thing] = min(self.arrived[spot, thing], self.cells[spot].count(thing))
+            self.arrived[spot + stride, thing] += max(0, there.count(thing) - self.cells[spot + stride].count(thing))
         self.cells[spot + stride] = there
         return True
 

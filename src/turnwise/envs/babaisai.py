@@ -145,6 +145,7 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012
+    render_mode = "rgb_array"
     actions = ACTIONS
     default_action = "idle"
 
@@ -155,15 +156,11 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
         style: str = "clean",
         instructions: str = "brief",
         on_no_you: str = "restart",
-        render_mode: str | None = None,
     ):
         self.task = one_of("task", str(task).removeprefix("env/"), TASKS)
         self.split = one_of("split", split, SPLITS)
         self.style = one_of("style", style, STYLES)
         self.on_no_you = one_of("on_no_you", on_no_you, NO_YOU)
-        if render_mode is not None:
-            one_of("render_mode", render_mode, tuple(self.metadata["render_modes"]))
-        self.render_mode = render_mode
         template = INSTRUCTIONS[one_of("instructions", instructions, tuple(INSTRUCTIONS))]
         self._instructions = template.format(actions=", ".join(self.actions))
         text = spaces.Text(max_length=4096, charset=string.printable)
@@ -242,8 +239,8 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
             yield world, self._plan[world], after
             world = after
 
-    def render(self) -> baba_tiles.Image | None:
-        return baba_tiles.draw(self.world) if self.render_mode == "rgb_array" else None
+    def render(self) -> baba_tiles.Image:  # type: ignore[override]
+        return baba_tiles.draw(self.world)
 
     def _observe(self, restarted: bool = False) -> dict[str, str]:
         text = describe(self.world, self.style)

@@ -17,6 +17,7 @@ from turnwise.components import load_object
 from turnwise.config import EnvironmentConfig
 from turnwise.failures import EnvironmentFailure
 from turnwise.parse import normalise
+from turnwise.surrogates import encodable
 from turnwise.types import Feedback, Observation
 
 MAX_CHARACTERS = 1_000_000  # of an observation: more than any model reads
@@ -76,7 +77,8 @@ def _shows_text(space: gymnasium.Space[Any] | None) -> bool:
     """False only where it is certain: an environment of texts may do without a space, or have one of its own kind."""
     if isinstance(space, gymnasium.spaces.Dict):
         return "text" in space.spaces
-    return not isinstance(space, gymnasium.spaces.Box)
+    spaces = gymnasium.spaces
+    return not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
 
 
 class CheckedEnvironment:
@@ -90,6 +92,8 @@ class CheckedEnvironment:
             self.environment = make_environment(config, task)
             space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
             offered = self._attribute("actions", ())
+            if isinstance(offered, str):
+                raise ValueError(f"the actions of {config.id} are {offered!r}; they must be a list of texts")
             textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
             self.actions: list[str] = list(offered if textual else ()) or config.actions
             self.default_action: str = self._attribute("default_action", config.default_action)
@@ -137,16 +141,18 @@ class CheckedEnvironment:
                 progression = _number("info['progression']", progression)
                 if not 0 <= progression <= 1:
                     raise EnvironmentFailure(f"its info['progression'] is {progression}, not between 0 and 1")
+            told = dict(info.get("figures", {}))
+            figures = {str(name): _number(f"info['figures'][{name!r}]", value) for name, value in told.items()}
             shown = self._observe(observation, info)
         if self.config.reward == "binary":
             reward = self._verdict(success) if terminated or truncated else 0.0
-        return Feedback(shown, reward, terminated, truncated and not terminated, success, progression)
+        return Feedback(shown, reward, terminated, truncated and not terminated, success, progression, figures)
 
     def translate(self, said: str) -> str | None:
         """The legal action that a near-miss means; None where it means none."""
         plain = normalise(said)
         with _blamed():
-            meaning = self.environment.unwrapped.translate(plain) if plain else None  # type: ignore[attr-defined]
+            meaning = self._attribute("translate", None)(plain) if plain else None
             if meaning is not None and meaning not in self.actions:
                 raise EnvironmentFailure(f"it translated {said!r:.80} to {meaning!r:.80}, which is no legal action")
             return meaning
@@ -154,7 +160,7 @@ class CheckedEnvironment:
     def expert(self) -> str:
         """What the environment's own expert would play now."""
         with _blamed():
-            return self.environment.unwrapped.expert()  # type: ignore[attr-defined]
+            return self._attribute("expert", None)()
 
     def close(self) -> None:
         """What an environment says at its end concerns nobody: it may be broken."""
@@ -167,7 +173,8 @@ class CheckedEnvironment:
         if not isinstance(text, str):
             raise EnvironmentFailure(f"its observation is {observation!r:.80}, neither text nor a dict with `text`")
         cue = "\n".join(part for part in (str(parts.get("cue", "")), self._cue) if part)
-        shown = Observation(str(text), cue, str(parts.get("instructions", self.config.instructions)))
+        instructions = str(parts.get("instructions", self.config.instructions))
+        shown = Observation(*(encodable(part) for part in (text, cue, instructions)))
         characters = len(shown.text) + len(shown.cue) + len(shown.instructions)
         if characters > MAX_CHARACTERS:
             raise EnvironmentFailure(f"its observation has {characters:,} characters, more than {MAX_CHARACTERS:,}")
@@ -182,7 +189,11 @@ class CheckedEnvironment:
         return float(success)
 
     def _attribute(self, name: str, default: Any) -> Any:
-        return getattr(self.environment.unwrapped, name, None) or default
+        """Of the environment, or of the outermost wrapper around it that has one."""
+        layer = self.environment
+        while not (found := getattr(layer, name, None)) and isinstance(layer, gymnasium.Wrapper):
+            layer = layer.env
+        return found or default
 
 
 @contextlib.contextmanager
@@ -193,7 +204,9 @@ def _blamed(*mistakes: type[Exception]) -> Iterator[None]:
     except (EnvironmentFailure, *mistakes):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}") from error
+        # A generator, as this one is, cannot pass on what a StopIteration has caused.
+        cause = None if isinstance(error, StopIteration) else error
+        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}") from cause
 
 
 def _tuple(answer: Any, length: int) -> tuple[Any, ...]:

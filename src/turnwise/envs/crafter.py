@@ -209,7 +209,7 @@ class CrafterText(gymnasium.Env[dict[str, Any], str]):
         """
         if diagonal := DIAGONAL.fullmatch(said):
             ways = [way.capitalize() for way in diagonal.groups()]
-            free = (way for way in ways if self.game.player.is_free(self._cell(DIRECTIONS[way])))
+            free = (way for way in ways if self.game.player.is_free(self._cell(DIRECTIONS[way]), GROUND))
             return f"Move {next(free, ways[0])}"
         return next((action for action, pattern in NEAR_MISSES.items() if re.fullmatch(pattern, said)), None)
 
@@ -254,7 +254,9 @@ class CrafterText(gymnasium.Env[dict[str, Any], str]):
         counts = dict(self.game.player.achievements)
         progression = sum(count > 0 for count in counts.values()) / len(counts)
         steps_left = self.length - self._played
-        return {"success": None, "achievements": counts, "progression": progression, "steps_left": steps_left}
+        figures = {f"achievements/{name}": count > 0 for name, count in counts.items()}
+        told = {"success": None, "progression": progression, "figures": figures}
+        return {**told, "achievements": counts, "steps_left": steps_left}
 
     # The script: a list of wishes, the first that can be worked on wins
 

@@ -32,7 +32,10 @@ class Host:
 
     async def reset(self, seed: int) -> Observation:
         if not self._made:
-            await self._call("offer")
+            try:
+                await self._call("offer")
+            except ValueError as error:  # no mistake in the configuration: it was made before
+                raise EnvironmentFailure(f"{self._name} failed: it cannot be made again: {error}") from error
             self._made = True
         return await self._call("reset", seed)
 

@@ -178,7 +178,7 @@ class _Process:
         self._thread.join(GRACE_S)
         while self._thread.is_alive():
             if child := self._child:
-                child.kill()
+                _kill(child)
             self._thread.join(0.1)
 
     def _relay(self) -> None:
@@ -241,13 +241,21 @@ class _Process:
         assert child is not None
         self._pipe.close()
         child.join(grace_s)
-        child.kill()
+        _kill(child)
         child.join()
         return child.exitcode or 0
 
 
+def _kill(child: BaseProcess) -> None:
+    """And whatever its environments have started."""
+    child.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid or 0, signal.SIGKILL)
+
+
 def _live(pipe: Connection) -> None:
     """A child's life: answer calls until the pipe is closed."""
+    os.setpgid(0, 0)  # so that what its environments start goes with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the parent, which decides when to end
     threading.Thread(target=_outlive_no_parent, daemon=True).start()
     homes: dict[int, _Home] = {}
@@ -272,7 +280,7 @@ def _outlive_no_parent() -> None:
     assert parent is not None
     parent.join()
     time.sleep(GRACE_S)
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _settle(future: Future[Any], answer: Answer) -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any, NoReturn
 
+from turnwise.surrogates import encodable
 from turnwise.toolcalls.records import Status, ToolCall, Tools
 
 
@@ -59,9 +60,7 @@ def call_of(value: Any, span: tuple[int, int], tools: Tools | None, keys: tuple[
     if not given and strange:
         flaw = f"its arguments stand under {', '.join(sorted(strange))!r:.80}, and not under {keys[0]!r}"
         return ToolCall(name.strip(), {}, "malformed_structure", span, flaw)
-    # Half of a surrogate pair, which JSON can spell and no wire takes, becomes a question mark.
-    clean = name.strip().encode("utf-8", "replace").decode()
-    return checked(clean, value[given] if given else {}, span, tools)
+    return checked(encodable(name.strip()), value[given] if given else {}, span, tools)
 
 
 def checked(name: str, arguments: Any, span: tuple[int, int], tools: Tools | None) -> ToolCall:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnwise.calling import Exited, Overrun, PerLoop, bounded, fitting, invoke
+from turnwise.surrogates import encodable
 from turnwise.toolcalls import ToolCall
 from turnwise.tools.base import BaseTool
 from turnwise.tools.records import ResultStatus, ToolContext, ToolError, ToolFault, ToolResponse, ToolResult
@@ -133,7 +134,7 @@ class ToolBox:
         try:
             response, reward, metrics = await self._execute(call, allowed, context)
         except _Refusal as refusal:
-            return ToolResult(call, refusal.status, ToolResponse(_clean(str(refusal))))
+            return ToolResult(call, refusal.status, ToolResponse(encodable(str(refusal))))
         return ToolResult(call, "ok", self._shown(response), reward, metrics)
 
     async def _execute(
@@ -240,16 +241,11 @@ class ToolBox:
         """Not too long. Pictures are never cut."""
         if response.text is None:
             return response
-        return ToolResponse(self._toolset.shorten(_clean(response.text)), response.image, response.video)
+        return ToolResponse(self._toolset.shorten(encodable(response.text)), response.image, response.video)
 
 
 def _unheard(*_: Any) -> contextlib.nullcontext[Note]:
     return contextlib.nullcontext(lambda outputs, **attributes: None)
-
-
-def _clean(text: str) -> str:
-    """Half a surrogate pair, which no tokenizer takes, becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _first_line(error: BaseException) -> str:
