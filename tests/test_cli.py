@@ -259,10 +259,55 @@ def test_a_plain_evaluation_is_kept_too(recipe: Path, tiny_folder: Path, capsys:
     assert "1.000 [0.510, 1.000]" in (out / "results.md").read_text()
 
 
+def test_a_changed_model_is_another_player(recipe: Path, tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    model = shutil.copytree(tiny_folder, tmp_path / "m #2")  # no comment of YAML
+    command = ["eval", model, recipe, "--out", recipe.parent / "out"]
+    assert run(*command) == 0
+    assert run(*command) == 0
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    assert "weights was 'm #2 " in refused(capsys, *command)
+
+
+def test_what_was_played_is_kept_though_nobody_reads_it(recipe: Path, monkeypatch: Any) -> None:
+    def gone(console: Any, *_: Any, **__: Any) -> None:
+        if not console.stderr:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("rich.console.Console.print", gone)
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    assert run("eval", "random", recipe, "--json", recipe.parent / "figures.json") == 1
+    assert json.loads((recipe.parent / "figures.json").read_text())["results"]
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["eval", "random", "babyai-quick", "--out", "kept"], "the episodes so far are in kept, and the same command"),
+        (["eval", "random", "babyai-quick"], "nothing was kept"),
+        (["train", "babyai-quick"], "what the newest checkpoint holds is safe"),
+    ],
+)
+def test_ctrl_c_says_what_is_left(words: list[str], left: str, monkeypatch: Any, capsys: Any) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("turnwise.cli.load_config", interrupt)
+    assert run(*words) == 130
+    assert left in capsys.readouterr().err
+
+
 def test_what_is_to_be_played_is_said_once(recipe: Path, suite: Path, capsys: Any) -> None:
     assert "give one" in refused(capsys, "eval", "random", recipe, "--suite", suite)
     assert "offers no such player" in refused(capsys, "eval", "expert", recipe)
     assert "#MODEL" in refused(capsys, "eval", "http://127.0.0.1:1/v1", recipe)
+    empty, latin = recipe.parent / "empty.yaml", recipe.parent / "latin.yaml"
+    empty.write_text("")
+    latin.write_bytes(b"seed: 1  # \xff")
+    assert "empty.yaml is empty; give it blocks" in refused(capsys, "eval", "random", "--suite", empty)
+    assert "latin.yaml cannot be read as UTF-8 text" in refused(capsys, "train", latin)
+    assert "--out is /proc, where nothing can be written" in refused(capsys, "eval", "random", recipe, "--out", "/proc")
+    assert "cannot be probed; use turnwise eval" in refused(capsys, "probe", "http://127.0.0.1:1/v1#m", recipe)
     assert "nowhere/x.json cannot be written" in refused(capsys, "eval", "random", recipe, "--json", "nowhere/x.json")
     with pytest.raises(SystemExit):
         run("eval", "random", recipe, "--out", recipe.parent / "out", "nonsense")

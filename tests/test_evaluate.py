@@ -14,7 +14,7 @@ from turnwise.engines.local import LocalEngine
 from turnwise.evaluate import eval_seed, evaluate, open_player, play_held_out
 from turnwise.intervals import rate
 from turnwise.models import identity
-from turnwise.players import Model, expert_player, newest_of, random_player, weights_of
+from turnwise.players import Model, expert_player, fingerprint, newest_of, random_player
 from turnwise.render import Renderer
 from turnwise.results import Result, Row, by_task, summarise, task_table
 
@@ -383,7 +383,7 @@ def test_a_player_is_opened_as_its_newest_checkpoint_left_it(tiny_folder, tiny, 
     after, renderer = open_player(config, newest)
     assert isinstance(after, LocalEngine)
     assert renderer.stop_ids == {258}
-    assert weights_of(newest).startswith("000001 ")
+    assert fingerprint(newest).startswith("000001 ")
     for (name, old), new in zip(before.model.named_parameters(), after.model.parameters(), strict=True):
         assert (old + 1).equal(new), name
 

@@ -98,6 +98,12 @@ def test_unfinished_episodes_and_those_without_a_verdict_do_not_count():
     assert recent.metrics() == {}
 
 
+def test_where_only_wins_are_told_the_other_episodes_are_lost():
+    recent = Recent(["goto"])
+    recent.add([finished("goto", True), *[finished("goto", None)] * 3])
+    assert recent.metrics()["success/goto"] == 0.25
+
+
 def test_old_outcomes_are_forgotten():
     recent = Recent(["goto"])
     recent.add([finished("goto", False)] * 50 + [finished("goto", True)] * RECENT)

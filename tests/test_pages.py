@@ -21,8 +21,8 @@ GROUPS = {
     and not any(issubclass(kind, Component) for kind in kinds)
 }
 # What only some runs count: agents, scorers, estimators without a critic, tracers.
-SELDOM = {"groups/played", "groups/useless", "tools/...", "environment/...", "reward/...", "calls/unreadable", "traces/lost"}
-SELDOM |= {"tokenization/mismatch", "tokenization/mismatch_characters", "kl/action", "kl/action_k3"}
+SELDOM = {"groups/played", "groups/useless", "tools/...", "reward/...", "calls/unreadable", "traces/lost"}
+SELDOM |= {"environment/...", "tokenization/mismatch", "tokenization/mismatch_characters", "kl/action", "kl/action_k3"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from turnwise.episodes import Record
 from turnwise.intervals import bootstrap, mean_of, rate
-from turnwise.results import figure_table, files_of, rows_of, suite_table, summarise
+from turnwise.results import figure_table, files_of, rows_of, suite_table, summarise, task_table
 
 
 def record(task: str = "goto", progression: float | None = 1.0, success: bool | None = None, **more: Any) -> Record:
@@ -91,6 +91,27 @@ def test_what_is_counted_is_a_mean_over_all_episodes():
     console.print(figure_table(rows))
     assert re.search(r"environment/coal\W+0\.333", console.export_text())
     assert figure_table(rows_of(EPISODES)) is None
+
+
+def test_players_are_judged_alike_where_only_wins_are_told():
+    won, other = record(success=True, progression=1.0), record(success=None, progression=None)
+    rows = {row.player: row.result for row in rows_of({("mine", "x"): [won, other], ("random", "x"): [other]})}
+    assert rows["mine"].progression == rate(1, 2)
+    assert (rows["random"].successes, rows["random"].progression) == (0, rate(0, 1))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_table_keeps_figures_whole_and_names_apart(width):
+    names = ["two_room-maybe_break_stop-goto_win", "two_room-maybe_break_stop-goto_win-distr_obj"]
+    won = [record(name, success=True) for name in names]
+    player = "runs/[/b]a-run-with-a-long-name"
+    console = Console(width=width, record=True)
+    console.print(task_table(rows_of({(player, "x"): won, ("random", "x"): won}), play_config()))
+    text = console.export_text()
+    assert text.count(f"{rate(1, 1):.3f}") == 4
+    folded = "".join(line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│"))
+    assert all(name in folded for name in names)
+    assert "[/b]" in "".join(text.split())
 
 
 def test_the_table_of_a_suite_shows_who_did_not_play():

@@ -2,6 +2,8 @@
 
 import argparse
 import ctypes
+import io
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +15,6 @@ from turnwise.config import Config
 from turnwise.recipe import dump_config, load_config
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from turnwise.episodes import Episodes, Folder
 
 _TRAIN = """\
@@ -60,6 +60,9 @@ terminal in brief, on the page with transcripts. What each figure means stands i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake in what was asked for, 130 stopped by Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # models may say what a terminal has no letters for
     arguments = _parse(argv)
     _keep_freed_memory()
     try:
@@ -68,11 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"turnwise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("turnwise: stopped at once; what the newest checkpoint holds is safe", file=sys.stderr)
+        print(f"turnwise: {_what_is_left(arguments)}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(f"turnwise: {error}", file=sys.stderr)
+        return 2
+
+
+def _what_is_left(arguments: argparse.Namespace) -> str:
+    """After Ctrl-C."""
+    if arguments.command is _train:
+        return "stopped at once; what the newest checkpoint holds is safe"
+    if getattr(arguments, "out", None):
+        return f"stopped; the episodes so far are in {arguments.out}, and the same command goes on"
+    return "stopped; nothing was kept"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -164,7 +179,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from turnwise.episodes import Folder, protocol_of
-    from turnwise.players import newest_of, weights_of
+    from turnwise.players import fingerprint, newest_of
     from turnwise.results import figure_table, files_of, rows_of, suite_table, task_table
     from turnwise.suite import split_missing
 
@@ -177,19 +192,21 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         console.print(f"{name} is left out: {why}", markup=False)
     player = str(run or arguments.player)
     trained = newest_of(run) if run else None
-    weights = weights_of(trained) if trained else ""
-    folder = Folder(arguments.out, protocol_of(player, weights, suite)) if arguments.out else None
-    episodes = _play(player, trained, ready, folder, console)
+    folder = None
+    if arguments.out:
+        folder = Folder(arguments.out, protocol_of(player, fingerprint(trained or Path(player)), suite))
+    episodes = _play(player, trained, ready, folder)
     rows = rows_of(episodes)
     files = files_of(rows, ready, list(missing))
     if folder:
         folder.finish(episodes, files)
-    console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
-    if not arguments.suite and (counted := figure_table(rows)):
-        console.print(counted)
     for file in [arguments.json, run / "eval.json" if run and not arguments.suite else None]:
         if file is not None:
             file.write_text(files["results.json"])
+    # At last: who reads it may have gone.
+    console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
+    if not arguments.suite and (counted := figure_table(rows)):
+        console.print(counted)
     return 0
 
 
@@ -216,7 +233,7 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
 def _played(recipe: str, player: str, overrides: Sequence[str]) -> Config:
     """A recipe as a model plays it; a run brings its own model along."""
     if _run_of(player) is None:
-        return _config(recipe, [f"model.path={player}", *overrides])
+        return _config(recipe, [f"model.path={json.dumps(player)}", *overrides])
     own = _config(player, [word for word in overrides if word.startswith("model.")])
     return _config(recipe, overrides).model_copy(update={"model": own.model})
 
@@ -226,10 +243,10 @@ def _run_of(player: str) -> Path | None:
     return Path(player) if (Path(player) / "config.yaml").is_file() else None
 
 
-def _play(
-    player: str, trained: Path | None, suite: Mapping[str, Config], folder: "Folder | None", console: "Console"
-) -> "Episodes":
+def _play(player: str, trained: Path | None, suite: Mapping[str, Config], folder: "Folder | None") -> "Episodes":
     """The player's episodes, and those of chance and the expert."""
+    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     from turnwise.players import OTHERS, Model, open_player
@@ -240,11 +257,11 @@ def _play(
     else:
         model = Model(*open_player(next(iter(suite.values())), trained))
         players = {player: lambda _: model, **OTHERS}
-    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+    with Progress(*Progress.get_default_columns(), console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("")
 
         def begin(key: tuple[str, str], episodes: int, known: int) -> None:
-            progress.reset(bar, total=episodes, completed=known, description=" on ".join(key))
+            progress.reset(bar, total=episodes, completed=known, description=escape(" on ".join(key)))
 
         return play_suite(suite, players, folder, begin, lambda: progress.advance(bar))
 
@@ -262,11 +279,15 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _probe(arguments: argparse.Namespace) -> int:
     recipes = [word for word in arguments.words if "=" not in word]
     overrides = [word for word in arguments.words if "=" in word]
+    from turnwise.engines.chat import is_address
+
     run = _run_of(arguments.player)
     if not recipes and run is None:
         raise ValueError(
             f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
         )
+    if is_address(arguments.player):
+        raise ValueError(f"{arguments.player} keeps its tokens to itself, so it cannot be probed; use turnwise eval")
     _refuse_unwritable(arguments.html, arguments.json)
     configs = {recipe: _played(recipe, arguments.player, overrides) for recipe in recipes or [arguments.player]}
 

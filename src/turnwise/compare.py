@@ -95,12 +95,12 @@ def _overall(wholes: Sequence[Difference]) -> Difference:
 
 def difference_table(found: Sequence[Difference], a: Path, b: Path) -> Table:
     one, other = read_protocol(a), read_protocol(b)
-    table = Table(title=f"{one.player} less {other.player}: progression on the same levels, 95% intervals")
+    table = Table(title=Text(f"{one.player} less {other.player}: progression on the same levels, 95% intervals"))
     table.add_column("task", overflow="fold")
     for heading in ("difference", "wins", "losses", "ties"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in found:
-        name = f"{row.environment}/{row.task}" if row.task else row.environment
+        name = Text(f"{row.environment}/{row.task}" if row.task else row.environment)
         table.add_row(name, f"{row.gap:+.3f}", *map(str, (row.wins, row.losses, row.ties)), end_section=not row.task)
     changed = differences(_less_model(one), _less_model(other))
     table.caption = Text(f"the protocols differ: {'; '.join(changed)}") if changed else None

@@ -79,8 +79,11 @@ class Folder:
                     f"{path} holds the episodes of another player or configuration ({'; '.join(changed[:3])}); "
                     "give the same one, or another --out FOLDER"
                 )
-        _write(path / "protocol.json", json.dumps(asdict(protocol), indent=1) + "\n")
-        _write(self._file, whole)
+        try:
+            _write(path / "protocol.json", json.dumps(asdict(protocol), indent=1) + "\n")
+            _write(self._file, whole)
+        except OSError as error:
+            raise ValueError(f"--out is {path}, where nothing can be written ({error})") from error
         self.episodes = read_episodes(path)
 
     def add(self, key: Key, record: Record) -> None:

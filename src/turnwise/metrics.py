@@ -21,31 +21,33 @@ class Recent:
     """The newest outcomes of each task."""
 
     def __init__(self, tasks: Sequence[str]):
-        self.successes: dict[str, deque[bool]] = {task: deque(maxlen=RECENT) for task in tasks}
+        self.verdicts: dict[str, deque[bool | None]] = {task: deque(maxlen=RECENT) for task in tasks}
 
     def add(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            if segment.outcome is not None and segment.outcome.success is not None:
-                self.successes[segment.task].append(segment.outcome.success)
+            if segment.outcome is not None:
+                self.verdicts[segment.task].append(segment.outcome.success)
 
     def metrics(self) -> dict[str, float]:
+        """Where success is told of some episodes, of the others it is not told because there was none."""
         figures = {}
-        for task, wins in self.successes.items():
-            if wins:
-                low, high = wilson(sum(wins), len(wins))
+        for task, verdicts in self.verdicts.items():
+            if any(verdict is not None for verdict in verdicts):
+                wins = sum(map(bool, verdicts))
+                low, high = wilson(wins, len(verdicts))
                 figures |= {
-                    f"success/{task}": sum(wins) / len(wins),
+                    f"success/{task}": wins / len(verdicts),
                     f"success/{task}/low": low,
                     f"success/{task}/high": high,
                 }
         return figures
 
-    def state(self) -> dict[str, list[bool]]:
-        return {task: list(wins) for task, wins in self.successes.items()}
+    def state(self) -> dict[str, list[bool | None]]:
+        return {task: list(verdicts) for task, verdicts in self.verdicts.items()}
 
-    def restore(self, state: dict[str, list[bool]]) -> None:
-        for task, wins in state.items():
-            self.successes[task].extend(wins)
+    def restore(self, state: dict[str, list[bool | None]]) -> None:
+        for task, verdicts in state.items():
+            self.verdicts[task].extend(verdicts)
 
 
 def measure(tally: Tally) -> dict[str, float]:

@@ -132,9 +132,15 @@ def _with(config: Config, group: str, **keys: object) -> Config:
     return config.model_copy(update={group: getattr(config, group).model_copy(update=keys)})
 
 
-def weights_of(trained: Path) -> str:
-    """Names the weights of a checkpoint, so that they are not taken for others."""
-    return f"{trained.name} {hashlib.blake2b((trained / 'manifest.json').read_bytes(), digest_size=8).hexdigest()}"
+def fingerprint(folder: Path) -> str:
+    """Names the weights in a checkpoint or a model's folder, so that they are not taken for others; else empty."""
+    digest = hashlib.blake2b(digest_size=8)
+    weights = [file for file in folder.glob("*") if file.suffix in (".json", ".safetensors")]
+    files = sorted(folder.glob("manifest.json")) or sorted(weights)  # a checkpoint's holds the digests of all others
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "blake2b").digest())
+    return f"{folder.name} {digest.hexdigest()}" if files else ""
 
 
 def newest_of(run: Path) -> Path:

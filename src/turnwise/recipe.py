@@ -44,6 +44,8 @@ def read_tree(path: Path) -> dict[str, Any]:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"{path} must hold keys and values, such as `seed: 1`")
     return tree

@@ -79,6 +79,7 @@ def _progression(records: Sequence[Record]) -> Estimate | None:
 def rows_of(episodes: Episodes) -> list[Row]:
     """Each player's tasks and environments, and for who played in all of these what they amount to together."""
     rows, environments = [], {environment for _, environment in episodes}
+    episodes = _judged_alike(episodes)
     for player in dict.fromkeys(player for player, _ in episodes):
         played = {environment: records for (who, environment), records in episodes.items() if who == player}
         whole = {environment: summarise(records) for environment, records in played.items()}
@@ -93,6 +94,23 @@ def rows_of(episodes: Episodes) -> list[Row]:
     return rows
 
 
+def _judged_alike(episodes: Episodes) -> Episodes:
+    """Where success in a task is told of some episodes, whoever played them, the others had none."""
+    told = {
+        (environment, record.task)
+        for (_, environment), records in episodes.items()
+        for record in records
+        if record.success is not None
+    }
+
+    def judged(environment: str, record: Record) -> Record:
+        if record.success is not None or (environment, record.task) not in told:
+            return record
+        return replace(record, success=False, progression=record.progression or 0.0)
+
+    return {key: [judged(key[1], record) for record in records] for key, records in episodes.items()}
+
+
 def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     tasks: dict[str, list[Record]] = {}
     for record in records:
@@ -103,8 +121,12 @@ def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
 def task_table(rows: Sequence[Row], config: Config) -> Table:
     """A row a task, a column a player."""
     tasks = [row for row in rows if row.task]
-    what = "progression" if any(row.result.successes is None for row in tasks) else "success"
-    table = Table(title=f"{what} over {config.evaluation.episodes} held-out episodes a task, 95% intervals")
+    what = "success, 95% intervals"
+    if any(row.result.successes is None for row in tasks):
+        what = "progression, 95% intervals"
+    if any(row.result.successes is None and row.result.progression is None for row in tasks):
+        what = "return, or success with its 95% interval"
+    table = Table(title=f"{what}; {config.evaluation.episodes} held-out episodes a task")
     _fill(table, "task", {(row.task, row.player): str(row.result) for row in tasks})
     spoken = [row for row in tasks if row.result.valid is not None]
     if spoken:
@@ -139,12 +161,14 @@ def figure_table(rows: Sequence[Row]) -> Table | None:
 
 
 def _fill(table: Table, head: str, cells: Mapping[tuple[str, str], str]) -> None:
+    """In 80 columns figures stay whole and names are told apart. What looks like markup is none."""
     players = list(dict.fromkeys(player for _, player in cells))
-    table.add_column(head)
+    table.add_column(head, overflow="fold")
     for player in players:
-        table.add_column(player, justify="right")
+        width = max(len(cell) for (_, who), cell in cells.items() if who == player)
+        table.add_column(Text(player, overflow="fold"), justify="right", min_width=width)
     for name in dict.fromkeys(name for name, _ in cells):
-        table.add_row(name, *(cells.get((name, player), NONE) for player in players))
+        table.add_row(Text(name), *(cells.get((name, player), NONE) for player in players))
 
 
 def files_of(rows: Sequence[Row], suite: Mapping[str, Config], missing: Sequence[str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ def load_suite(suite: str | Path, overrides: Sequence[str] = (), base: Mapping[s
     with (`crafter.evaluation.episodes=3`), or else for all of them.
     """
     tree = read_tree(find_shipped("suite", suite))
+    if not tree:
+        raise ValueError(f"the suite {suite} is empty; give it blocks of the keys of a recipe, by name")
     configs = {}
     for name, block in tree.items():
         if not isinstance(block, dict):

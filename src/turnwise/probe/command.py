@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from turnwise.evaluate import open_player
@@ -19,17 +20,17 @@ from turnwise.probe.verdicts import verdicts
 def run_probes(plans: Sequence[Plan], trained: Path | None, html: Path, figures: Path | None) -> None:
     """`trained`: the checkpoint that plays. Plans of the same model share it."""
     console, probes, opened = Console(), [], None
-    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+    with Progress(*Progress.get_default_columns(), console=Console(stderr=True), transient=True) as progress:
         for plan in plans:
             if opened is None or opened[0] != plan.config.model:
                 opened = plan.config.model, *open_player(plan.config, trained)
-            bar = progress.add_task(plan.recipe, total=plan.episodes)
+            bar = progress.add_task(escape(plan.recipe), total=plan.episodes)
             probes.append(probe(plan, opened[1], opened[2], lambda bar=bar: progress.advance(bar)))
-    for one in probes:
-        console.print(summary(one))
     html.write_text(page(probes), encoding="utf-8")
     if figures is not None:
         figures.write_text(json.dumps([record(one) for one in probes], indent=1) + "\n", encoding="utf-8")
+    for one in probes:  # at last: who reads it may have gone
+        console.print(summary(one))
     console.print(f"Transcripts and charts: {html}", markup=False)
 
 

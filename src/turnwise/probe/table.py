@@ -17,7 +17,8 @@ SAID = 40  # columns of an invalid text
 
 def summary(probe: Probe) -> Group:
     """Verdicts, then the figures that they rest on."""
-    parts = [Text(f"\n{printable(probe.recipe)}", style="bold"), _verdicts(probe), _tasks(probe)]
+    head = Text(f"\n{printable(probe.recipe)}, played by {printable(probe.model)}", style="bold")
+    parts = [head, _verdicts(probe), _tasks(probe)]
     if probe.texts:
         parts.append(_texts(probe))
     if table := translation_table(probe.texts):
@@ -38,16 +39,16 @@ def _verdicts(probe: Probe) -> Table:
 
 def _tasks(probe: Probe) -> Table:
     table = Table(box=SIMPLE_HEAD)
-    table.add_column("task")
-    for head in (probe.model, *probe.rivals, "invalid", "reasoning", "cut"):
-        table.add_column(printable(head), justify="right", no_wrap=True)
+    table.add_column("task", overflow="fold", min_width=10)
+    for head in ("model", *probe.rivals, "invalid", "tokens of\nreasoning", "cut"):
+        table.add_column(head, justify="right", no_wrap=True)
     for place, sheet in enumerate(probe.sheets):
         table.add_row(
-            printable(sheet.score.task),
+            Text(printable(sheet.score.task)),
             rate(sheet.score),
             *(rate(scores[place]) for scores in probe.rivals.values()),
             percent(sheet.actions.share("invalid")),
-            f"{sheet.reasoning.tokens_median:.0f} tokens",
+            f"{sheet.reasoning.tokens_median:.0f}",
             percent(sheet.reasoning.cut),
             end_section=place == 0,
         )
