@@ -22,7 +22,7 @@ class Progress:
     seconds: float = 0.0  # of work, over all sessions
     lines: int = 0  # of metrics.jsonl
     traces: int = 0  # of episodes
-    recent: dict[str, list[bool]] = field(default_factory=dict)
+    recent: dict[str, list[bool | None]] = field(default_factory=dict)
 
 
 class Clock:

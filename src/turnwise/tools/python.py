@@ -87,7 +87,7 @@ class PythonTool(BaseTool):
                 await process.wait()
         failed, started, printed = kept.partition(_STARTED)
         if not started:
-            raise ToolFault(f"the sandbox of the Python tool did not start: {_last_line(failed) or note}")
+            raise ToolFault(f"the sandbox of the Python tool did not start: {_last_line(bytes(failed)) or note}")
         return "\n".join(part for part in (printed.decode("utf-8", "replace").rstrip("\n"), note) if part)
 
 
