@@ -245,19 +245,18 @@ def _run_of(player: str) -> Path | None:
 
 def _play(player: str, trained: Path | None, suite: Mapping[str, Config], folder: "Folder | None") -> "Episodes":
     """The player's episodes, and those of chance and the expert."""
-    from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress
 
     from turnwise.players import OTHERS, Model, open_player
     from turnwise.suite import play_suite
+    from turnwise.terminal import progress_bar
 
     if player in OTHERS:
         players = {player: OTHERS[player], **OTHERS}
     else:
         model = Model(*open_player(next(iter(suite.values())), trained))
         players = {player: lambda _: model, **OTHERS}
-    with Progress(*Progress.get_default_columns(), console=Console(stderr=True), transient=True) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("")
 
         def begin(key: tuple[str, str], episodes: int, known: int) -> None:

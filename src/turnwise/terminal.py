@@ -1,5 +1,9 @@
 """Text that a terminal shows as it is meant."""
 
+import sys
+
+from rich.console import Console
+from rich.progress import Progress
 from rich.text import Text
 
 NONE = "\N{EN DASH}"  # where a figure is missing
@@ -22,3 +26,9 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def progress_bar() -> Progress:
+    """Beside the output, which may go elsewhere; it shows in terminals alone, and is gone at the end."""
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    return Progress(*Progress.get_default_columns(), console=console, transient=True)

@@ -8,19 +8,19 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 
 from turnwise.evaluate import open_player
 from turnwise.probe.page import page
 from turnwise.probe.play import Plan, Probe, probe
 from turnwise.probe.table import summary
 from turnwise.probe.verdicts import verdicts
+from turnwise.terminal import progress_bar
 
 
 def run_probes(plans: Sequence[Plan], trained: Path | None, html: Path, figures: Path | None) -> None:
     """`trained`: the checkpoint that plays. Plans of the same model share it."""
     console, probes, opened = Console(), [], None
-    with Progress(*Progress.get_default_columns(), console=Console(stderr=True), transient=True) as progress:
+    with progress_bar() as progress:
         for plan in plans:
             if opened is None or opened[0] != plan.config.model:
                 opened = plan.config.model, *open_player(plan.config, trained)
