@@ -917,6 +917,24 @@ def test_an_environment_of_texts_needs_no_space_of_actions(renderer):
     assert [turn.action.text for one in segments for turn in one.turns if turn.action] == ["hello"] * 6
 
 
+class Miser(Spaceless):
+    """Counts its coins, or says nonsense of them."""
+
+    def __init__(self, coins: float = 3.0):
+        self.coins = coins
+
+    def step(self, action: str):
+        return "Over.", 1.0, True, False, {"figures": {"coins": self.coins}}
+
+
+def test_what_an_environment_counts_is_told_at_its_end(renderer):
+    (segments,) = play(renderer, say("hello"), env=f"{__name__}:Miser", environment={"reward": "native"})
+    assert {tuple(one.outcome.figures.items()) for one in segments if one.outcome} == {(("environment/coins", 3.0),)}
+    wrong = {"reward": "native", "kwargs": {"coins": float("nan")}}
+    with pytest.raises(ValueError, match=r"its info\['figures'\]\['coins'\] is nan"):
+        play(renderer, say("hello"), env=f"{__name__}:Miser", environment=wrong)
+
+
 class Second(Lamp):
     """Its numbers begin with 1, so its lamp goes on at 2."""
 

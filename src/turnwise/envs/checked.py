@@ -132,8 +132,6 @@ class CheckedEnvironment:
             if not isinstance(info, Mapping):
                 raise EnvironmentFailure(f"its info is {info!r:.80}")
             reward = _number("reward", reward)
-            if not math.isfinite(reward):
-                raise EnvironmentFailure(f"its reward is {reward}")
             terminated, truncated = bool(terminated), bool(truncated)
             success = None if info.get("success") is None else bool(info["success"])
             progression = info.get("progression", success)
@@ -216,7 +214,7 @@ def _tuple(answer: Any, length: int) -> tuple[Any, ...]:
 
 
 def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise EnvironmentFailure(f"its {name} is {value!r:.80}") from None
+    with contextlib.suppress(TypeError, ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+    raise EnvironmentFailure(f"its {name} is {value!r:.80}")

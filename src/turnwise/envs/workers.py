@@ -248,9 +248,10 @@ class _Process:
 
 def _kill(child: BaseProcess) -> None:
     """And whatever its environments have started."""
+    assert child.pid  # 0 would be our own group
     child.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid or 0, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _live(pipe: Connection) -> None:
