@@ -51,6 +51,39 @@ async def streaming_loop(base_url: str, api_key: str, model: str, sample: dict[s
                 return
 
 
+FLAT: Any = {"type": "function", **SCHEMA["function"]}
+
+
+def items_loop(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> None:
+    talk, items = client(base_url, api_key).responses, list(sample["prompt"])
+    while items[-1].get("type") != "message":
+        response = talk.create(model=model, input=items, tools=[FLAT], store=False)
+        items += _replied(response)
+
+
+async def streaming_items_loop(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> None:
+    items = list(sample["prompt"])
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=600) as asks:
+        while items[-1].get("type") != "message":
+            async with asks.responses.stream(model=model, input=items, tools=[FLAT], store=False) as stream:
+                items += _replied(await stream.get_final_response())
+
+
+def _replied(response: Any) -> list[dict[str, Any]]:
+    """The items of a response, and the outputs of its calls."""
+    plain = [{k: v for k, v in item.to_dict().items() if k != "parsed_arguments"} for item in response.output]
+    outputs = [
+        {
+            "type": "function_call_output",
+            "call_id": item["call_id"],
+            "output": str(add(**json.loads(item["arguments"]))),
+        }
+        for item in plain
+        if item["type"] == "function_call"
+    ]
+    return plain + outputs
+
+
 def _answer(id: str, arguments: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": str(add(**json.loads(arguments)))}
 
@@ -138,7 +171,7 @@ def boaster(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> 
     return 10**400
 
 
-REFUSED: list[tuple[str, Any, str]] = [
+REFUSED: list[tuple[str, Any, str]] = [  # by the API of chat completions
     ("n", 2, "unsupported_parameter"),
     ("tool_choice", "required", "unsupported_parameter"),
     ("tool_choice", {"type": "function", "function": {"name": "add"}}, "unsupported_parameter"),
@@ -151,14 +184,36 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], ""),
     ("tools", [{"type": "function"}], ""),
 ]
+REFUSED_ITEMS: list[tuple[str, Any, str]] = [  # by the API of responses
+    ("tool_choice", "required", "unsupported_parameter"),
+    ("parallel_tool_calls", False, "unsupported_parameter"),
+    ("previous_response_id", "resp_0", "unsupported_parameter"),
+    ("conversation", "mine", "unsupported_parameter"),
+    ("background", True, "unsupported_parameter"),
+    ("prompt", {"id": "mine"}, "unsupported_parameter"),
+    ("text", {"format": {"type": "json_object"}}, "unsupported_parameter"),
+    ("truncation", "auto", "unsupported_parameter"),
+    ("model", "gpt-4o", "model_not_found"),
+    ("input", [], ""),
+    ("input", 7, ""),
+    ("input", ["Hello"], ""),
+    ("input", [{"role": "robot", "content": ""}], ""),
+    ("input", [{"type": "item_reference", "id": "msg_0"}], ""),
+    ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], ""),
+    ("input", [{"type": "function_call", "call_id": "1", "name": "add", "arguments": "["}], ""),
+    ("tools", [{"type": "web_search"}], ""),
+]
 HEARD: list[tuple[int, dict[str, Any]]] = []
 
 
 def clumsy(base_url: str, session: str, model: str, sample: dict[str, Any]) -> None:
     """Asks for all that cannot be had, and then for what can."""
-    good = {"model": model, "messages": sample["prompt"]}
-    wrong = [json.dumps({**good, key: value}).encode() for key, value, _ in REFUSED]
-    HEARD[:] = [post(f"{base_url}/chat/completions", body) for body in (*wrong, b"{no", b"[]")]
+    good, flat = {"model": model, "messages": sample["prompt"]}, {"model": model, "input": sample["prompt"]}
+    HEARD.clear()
+    for path, asked, refused in (("chat/completions", good, REFUSED), ("responses", flat, REFUSED_ITEMS)):
+        wrong = [json.dumps({**asked, key: value}).encode() for key, value, _ in refused]
+        HEARD.extend(post(f"{base_url}/{path}", body) for body in wrong)
+    HEARD.extend(post(f"{base_url}/chat/completions", body) for body in (b"{no", b"[]"))
     HEARD.append(post(base_url.replace("/t/", "/t/x") + "/chat/completions", json.dumps(good).encode()))
     for path, body in (("reward", {"value": 1}), ("end", {"end": "terminated"}), ("end", {"end": "soon"})):
         HEARD.append(post(f"{session}/{path}", json.dumps(body).encode()))

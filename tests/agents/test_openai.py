@@ -29,7 +29,7 @@ def play(renderer: Renderer, replies: Any, agent: Any, **tree: Any) -> tuple[lis
     return collector.collect(engine), engine, collector
 
 
-@pytest.mark.parametrize("program", ["tool_loop", "streaming_loop"])
+@pytest.mark.parametrize("program", ["tool_loop", "streaming_loop", "items_loop", "streaming_items_loop"])
 def test_a_program_with_tools_plays_the_turns_of_the_tool_agent(renderer, program):
     native, *_ = play(renderer, adds, {"use": "tool", "tools": ["sums:add"]}, rollout={"n_env": 2})
     foreign, *_ = play(renderer, adds, program, rollout={"n_env": 2})
@@ -144,11 +144,9 @@ def test_a_question_that_is_sent_again_is_one_turn(renderer, headers):
 def test_what_cannot_be_had_is_refused_in_the_words_of_openai(renderer):
     ((segment,), *_) = play(renderer, ["#### 1"], "clumsy")
     assert len(segment.turns) == 1
-    asked, (no_json, a_list, stranger, *early) = (
-        guests.HEARD[: len(guests.REFUSED)],
-        guests.HEARD[len(guests.REFUSED) :],
-    )
-    for (param, _, code), (status, body) in zip(guests.REFUSED, asked, strict=True):
+    refused = [*guests.REFUSED, *guests.REFUSED_ITEMS]
+    asked, (no_json, a_list, stranger, *early) = guests.HEARD[: len(refused)], guests.HEARD[len(refused) :]
+    for (param, _, code), (status, body) in zip(refused, asked, strict=True):
         assert status == (404 if code == "model_not_found" else 400)
         assert body["error"]["type"] == "invalid_request_error"
         assert body["error"]["param"].split(".")[0] == param and (body["error"]["code"] or "") == code

@@ -17,7 +17,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult  # pyright: ignore
 from langchain_core.utils.function_calling import convert_to_openai_tool  # pyright: ignore[reportMissingImports]
 
 from turnwise.agents.calls import Answer
-from turnwise.agents.wire import read_request
+from turnwise.agents.completions import read_completion
 
 
 class ChatModel(BaseChatModel):
@@ -54,7 +54,7 @@ class ChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         plain = convert_to_openai_messages(messages)
-        asked = read_request({"model": "", "messages": plain, "stop": stop, **kwargs})
+        asked = read_completion({"model": "", "messages": plain, "stop": stop, **kwargs})
         answer = await self.calls.reply(asked.messages, asked.tools)
         return ChatResult(generations=[ChatGeneration(message=_message(answer))])
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -22,7 +23,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.agents.calls import Answer, Calls, OverLimit, Refusal
-from turnwise.agents.wire import BadRequest, chunks, completion, read_request
+from turnwise.agents.completions import read_completion
+from turnwise.agents.responses import read_response
+from turnwise.agents.wire import BadRequest
+from turnwise.agents.wire import Request as Asked
 from turnwise.rewards.reward import finite
 
 _RETRY = "x-stainless-retry-count"  # how OpenAI's own clients tell that they ask again
@@ -45,7 +49,8 @@ class Endpoint:
         self.model = model
         self._episodes: dict[str, _Episode] = {}
         routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-            ("POST", "/v1/chat/completions", self._chat),
+            ("POST", "/v1/chat/completions", partial(self._ask, read_completion)),
+            ("POST", "/v1/responses", partial(self._ask, read_response)),
             ("GET", "/v1/models", self._models),
             ("POST", "/reward", self._reward),
             ("POST", "/end", self._end),
@@ -84,9 +89,9 @@ class Endpoint:
             raise BadRequest("there is no such episode, or it is over", code="unknown_session", status=404)
         return episode
 
-    async def _chat(self, request: Request) -> Response:
+    async def _ask(self, read: Callable[[Any], Asked], request: Request) -> Response:
         episode = self._episode(request)
-        asked = read_request(await _json(request))
+        asked = read(await _json(request))
         if asked.model != self.model:
             text = f"the model {asked.model!r} does not exist; there is {self.model!r}"
             raise BadRequest(text, "model", "model_not_found", 404)
@@ -97,8 +102,8 @@ class Endpoint:
             return Response(status_code=_GONE)
         told = await _refusing(answer)
         if asked.stream:
-            return StreamingResponse(chunks(told, self.model, asked.include_usage), media_type="text/event-stream")
-        return JSONResponse(completion(told, self.model))
+            return StreamingResponse(asked.events(told), media_type="text/event-stream")
+        return JSONResponse(asked.whole(told))
 
     def _answer(
         self, episode: _Episode, key: str, request: Request, ask: Callable[[], Awaitable[Answer]]
