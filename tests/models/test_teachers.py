@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.envs.babyai import BabyAIText, goals
+from turnwise.envs.babyai import BabyAIText
 from turnwise.envs.frozenlake import FrozenLakeText
 from turnwise.models.playing import play
 from turnwise.models.teach_babyai import MOVES, BabyAITeacher
@@ -118,16 +118,3 @@ def test_questions_are_answered_in_the_words_of_the_text():
             assert answer == f"I see a {name}{place}."
     assert shown == BabyAITeacher(turns={}, questions=80).demonstrations(0)
     assert shown != BabyAITeacher(turns={}, questions=80).demonstrations(1)
-
-
-def test_what_is_out_of_sight_is_walked_to():
-    teacher = BabyAITeacher(turns={}, searches={"goto": 60, "pick_up_seq_go_to": 60}, strays=0.0, questions=0)
-    shown = teacher.demonstrations(0)
-    assert len(shown) == 120
-    for one in shown:
-        goal = re.findall(r"Your goal: (.+)\.", str(one.messages[0]["content"]))[0]
-        colour, kind = goals(goal)[0]
-        assert one.reply.startswith(f"THINK: I see no {colour} {kind}.\n")
-        assert not re.search(rf"\b{colour} {kind}\b", str(one.messages[-1]["content"]))
-    moves = [one.reply.splitlines()[-1].removeprefix("ACTION: ") for one in shown]
-    assert set(moves) == set(MOVES) and moves.count("go forward") > 30

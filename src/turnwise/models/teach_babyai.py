@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any
 
 from turnwise.envs.babyai import MAX_DISTRACTORS, SEEN, BabyAIText
 from turnwise.models.make_tiny import Demonstration
@@ -47,8 +46,6 @@ class BabyAITeacher:
     distractors: dict[str, int] = field(  # further things in its levels: of several, to read of the one that is meant
         default_factory=lambda: {"goto": 4, "pickup": 4}
     )
-    searches: dict[str, int] = field(default_factory=dict)  # turns of levels whose thing is not to be seen at first
-    strays: float = 0.3  # share of random actions in these
     questions: int = 8_000  # where each of several things is: who finds a place by a name can tell two things apart
     length: int = 8  # turns of a level after which another is begun: many levels teach how to read
     ahead: int = 13  # moves of the expert, at most, before the first that is shown
@@ -56,8 +53,7 @@ class BabyAITeacher:
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         shown = [one for task in self.turns for one in self._show(task, seed)]
-        sought = [one for task in self.searches for one in self._search(task, seed)]
-        return [*shown, *sought, *islice(self._ask(seed), self.questions)]
+        return [*shown, *islice(self._ask(seed), self.questions)]
 
     def _show(self, task: str, seed: int) -> Iterator[Demonstration]:
         def guesses(expert: str) -> float:
@@ -65,10 +61,6 @@ class BabyAITeacher:
 
         level = BabyAIText(task=task, distractors=self.distractors.get(task, 0))
         return play(level, self.cue, self.turns[task], self.length, guesses, seed, task, self.ahead)
-
-    def _search(self, task: str, seed: int) -> Iterator[Demonstration]:
-        level, turns = _OutOfSight(task=task), self.searches[task]
-        return play(level, self.cue, turns, self.length, lambda _: self.strays, seed, f"{task} out of sight")
 
     def _ask(self, seed: int) -> Iterator[Demonstration]:
         """Questions for two to four of the things in sight, by names that only one of them has. They never end."""
@@ -87,31 +79,3 @@ class BabyAITeacher:
                 seen, _, terminated, truncated, _ = level.step(luck.choice(MOVES))
                 if terminated or truncated:
                     break
-
-
-class _OutOfSight(BabyAIText):
-    """Levels in which the first thing of a mission can be seen in no direction from the start; left once it is seen."""
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, str], dict[str, Any]]:
-        drawn = super().reset(seed=seed)
-        while self._sees_all_around():
-            drawn = super().reset()
-        return drawn
-
-    def step(self, action: str) -> tuple[dict[str, str], float, bool, bool, dict[str, Any]]:
-        seen, reward, terminated, truncated, info = super().step(action)
-        return seen, reward, terminated, truncated or self._sees(seen["text"]), info
-
-    def _sees_all_around(self) -> bool:
-        level, begun = self.level, self.level.agent_dir
-        seen = False
-        for level.agent_dir in range(4):
-            seen = seen or self._sees(level.gen_obs()["text"])
-        level.agent_dir = begun
-        return seen
-
-    def _sees(self, text: str) -> bool:
-        colour, kind = self._goals[0]
-        return any((colour, kind) == one[:2] for one in SEEN.findall(text))
