@@ -193,6 +193,7 @@ REFUSED_ITEMS: list[tuple[str, Any, str]] = [  # by the API of responses
     ("prompt", {"id": "mine"}, "unsupported_parameter"),
     ("text", {"format": {"type": "json_object"}}, "unsupported_parameter"),
     ("truncation", "auto", "unsupported_parameter"),
+    ("include", ["message.output_text.logprobs"], "unsupported_parameter"),
     ("model", "gpt-4o", "model_not_found"),
     ("input", [], ""),
     ("input", 7, ""),

@@ -84,6 +84,7 @@ _REFUSED: Refused = {
     ),
     "truncation": (lambda value: value == "disabled", "the limits of prompts are the recipe's"),
     "top_logprobs": (lambda value: not value, "log-probs stay with the trainer"),
+    "include": (lambda value: "logprobs" not in str(value), "log-probs stay with the trainer"),
 }
 
 
