@@ -30,6 +30,7 @@ COMPONENTS = {
     "engine": {
         "local": "turnwise.engines.make:local",
         "vllm": "turnwise.engines.make:vllm",
+        "vllm_inside": "turnwise.engines.make:vllm_inside",
         "sglang": "turnwise.engines.make:sglang",
     },
     "advantage": {

@@ -1,4 +1,7 @@
-"""The real vLLM, where there is one: VLLM_PYTHON names an interpreter that has it. Takes minutes, mostly to start."""
+"""The real vLLM, as a server and without one. Takes minutes, mostly to start.
+
+VLLM_PYTHON names an interpreter that has it, for the server. Without one it is tried where this interpreter has it.
+"""
 
 import asyncio
 import os
@@ -6,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,19 +24,18 @@ from turnwise.render import Renderer
 from turnwise.types import Generation, Sampling
 
 PYTHON = os.environ.get("VLLM_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON names no interpreter with vLLM")
 LENGTH = 32
+OPTIONS = {"max-model-len": 512, "enforce-eager": True}
 
 
 class Bench:
-    """The embedded model, and the same behind a server."""
+    """The embedded model, and the same on vLLM."""
 
-    def __init__(self, folder: Path):
-        options = {"max-model-len": 512, "enforce-eager": True}
+    def __init__(self, folder: Path, engine: dict[str, Any]):
         config = play_config(
             run=str(folder),
             model={"path": "tiny", "precision": "fp32", "device": "cpu"},
-            engine={"use": "vllm", "launch": 1, "python": PYTHON, "options": options},
+            engine={**engine, "options": OPTIONS},
         )
         self.model, tokenizer = open_model(config.model)
         renderer, precision = Renderer(tokenizer), arithmetic("fp32", self.model.device)
@@ -77,9 +80,15 @@ class Bench:
         return max(gaps)
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory):
-    made = Bench(tmp_path_factory.mktemp("vllm"))
+@pytest.fixture(scope="module", params=["vllm", "vllm_inside"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    if request.param == "vllm_inside":
+        pytest.importorskip("vllm", reason="this interpreter has no vLLM")
+        made = Bench(tmp_path_factory.mktemp("inside"), {"use": "vllm_inside"})
+    else:
+        if not PYTHON:
+            pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
+        made = Bench(tmp_path_factory.mktemp("vllm"), {"use": "vllm", "launch": 1, "python": PYTHON})
     made.served.load(made.model.state_dict(), 1)
     yield made
     made.served.close()
@@ -114,13 +123,30 @@ def test_new_weights_come_without_a_restart_and_in_the_middle(bench):
     assert bench.gap(new, 0.0) < 1e-4 and {reply.policy_version for reply in new} == {2}
 
 
-def test_a_server_that_is_killed_loses_no_token(bench):
+def found(*pattern: str) -> list[int]:
+    """The processes that pgrep finds."""
+    told = subprocess.run(["pgrep", *pattern], capture_output=True, text=True, check=True).stdout
+    return [int(pid) for pid in told.split()]
+
+
+def test_ctrl_c_at_the_trainer_does_not_reach_what_it_began(bench):
+    (name,) = bench.served.counters
+    if "://" in name:
+        pytest.skip("a server is begun in a session of its own")
+    for pid in found("-f", "VLLM::"):
+        os.kill(pid, signal.SIGINT)
+    assert ids(bench.play(bench.served, 0.0)) == ids(bench.play(bench.local, 0.0))
+    assert bench.served.counters[name].failures == 0
+
+
+def test_one_that_is_killed_loses_no_token(bench):
     (url,) = bench.served.counters
-    found = ["pgrep", "-f", f"^{PYTHON} .*api_server .*--port {url.rpartition(':')[2]}"]
+    inside = ["-P", str(os.getpid()), "-f", "VLLM::EngineCore"]
+    which = ["-f", f"^{PYTHON} .*api_server .*--port {url.rpartition(':')[2]}"] if "://" in url else inside
 
     def kill() -> None:
-        (pid,) = subprocess.run(found, capture_output=True, text=True, check=True).stdout.split()
-        os.kill(int(pid), signal.SIGKILL)
+        (pid,) = found(*which)
+        os.kill(pid, signal.SIGKILL)
 
     replies = bench.play(bench.served, 0.0, kill)
     assert ids(replies) == ids(bench.play(bench.local, 0.0))

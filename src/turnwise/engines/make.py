@@ -74,13 +74,11 @@ def vllm(
         raise ValueError(
             "engine.options and engine.python and engine.start_s do nothing for servers at engine.urls; leave them out"
         )
-    path, device = str(trained.model.name_or_path), trained.model.device.type  # whose shape and first weights it has
-    dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
     servers: list[VLLMServer] = [VLLMServer(url, trained.stop_ids) for url in urls]
     try:
         for number in range(launch):
             log = trained.folder / f"vllm-{number}.log"
-            servers.append(start(path, dtype, device, trained.stop_ids, log, python, options or {}))
+            servers.append(start(*_shape(trained), trained.stop_ids, log, python, options or {}))
         for server in servers[len(urls) :]:
             server.wait(start_s)
         return _client(servers, trained, weights, timeout_s, max_failures, wait_s)
@@ -88,6 +86,27 @@ def vllm(
         for server in servers:
             server.close()
         raise
+
+
+def vllm_inside(
+    trained: Trained,
+    options: Mapping[str, Any] | None = None,
+    weights: str = "",
+    timeout_s: float = 300.0,
+    max_failures: int = 3,
+    wait_s: float = 900.0,
+) -> Engine:
+    """vLLM without a server, where the trainer's own environment has it. `options` are vLLM's engine arguments."""
+    from turnwise.engines.vllm_inside import VLLMInside
+
+    inside = VLLMInside(*_shape(trained), trained.stop_ids, options or {})
+    return _client([inside], trained, weights, timeout_s, max_failures, wait_s)
+
+
+def _shape(trained: Trained) -> tuple[str, str, str]:
+    """The model whose shape and first weights vLLM has, its precision, and the device."""
+    dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
+    return str(trained.model.name_or_path), dtype, trained.model.device.type
 
 
 def _name(run: Path) -> str:

@@ -50,7 +50,7 @@ class Server(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether it answers; waits some seconds at most."""
+        """Whether it answers; waits some seconds at most, or until one of ours that died is begun anew."""
         ...
 
     def load(self, weights: Path, version: int) -> None:

@@ -16,11 +16,42 @@ from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, m
 from turnwise.types import Finish, Sampling
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
-_LOGPROBS = "processed_logprobs"  # at the sampling temperature
+LOGPROBS = "processed_logprobs"  # at the sampling temperature
 _KIND = "vLLM 0.32"
 _EXTENSION, _EXTENSION_AT = "turnwise_worker.Heads", Path(__file__).parent / "in_vllm"
 # On a processor, 0.32.0 dies of a seed where a prompt is read in parts: it cannot take back a number that it drew.
 _ON_A_PROCESSOR = {"no-enable-chunked-prefill": True, "worker-extension-cls": _EXTENSION}
+
+
+def parameters(sampling: Sampling, stop_ids: frozenset[int]) -> dict[str, Any]:
+    """Sampling as vLLM's own SamplingParams say it. What would not be scored as it is sampled is a ValueError."""
+    if sampling.top_p < 1 or sampling.top_k:
+        raise ValueError(
+            f"vLLM's log-probs would be of what top_p={sampling.top_p:g} and top_k={sampling.top_k} leave, and not "
+            "of the whole distribution; set rollout.top_p=1 and rollout.top_k=0, or engine.use=local"
+        )
+    return {  # all of them: what is left out, the model's generation_config.json fills in
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": sampling.seed,
+        "stop_token_ids": sorted(stop_ids),
+        "ignore_eos": True,  # where a reply ends, the stop ids say
+        "logprobs": 0,  # of the sampled token alone
+        "detokenize": False,
+    }
+
+
+def finish_of(name: str, reason: str | None) -> Finish | None:
+    """What ended a reply; None while it goes on."""
+    if reason is not None and reason not in _FINISH:
+        raise ServerFailure(f"the server at {name} broke off: {reason}")
+    return _FINISH[reason] if reason else None
 
 
 class VLLMServer:
@@ -38,7 +69,7 @@ class VLLMServer:
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {
             "token_ids": list(prompt_ids),
-            "sampling_params": self._parameters(sampling),
+            "sampling_params": parameters(sampling, self._stop_ids),
             "cache_salt": self._salt,  # keys and values are kept, but never read under other weights
             "stream": True,
         }
@@ -55,33 +86,9 @@ class VLLMServer:
         # The last piece tells which weights the reply is of.
         if self._loaded and any(span["version"] != str(version) for span in choice["weight_versions"] or ()):
             raise WrongWeights(f"the server at {self.name} came back with other weights")
-        reason = choice["finish_reason"]
-        if reason is not None and reason not in _FINISH:
-            raise ServerFailure(f"the server at {self.name} broke off: {reason}")
         scored = [one["logprob"] for one in choice["logprobs"]["content"]]
-        return make_piece(self.name, choice["token_ids"], scored, reason and _FINISH[reason], self._stop_ids)
-
-    def _parameters(self, sampling: Sampling) -> dict[str, Any]:
-        if sampling.top_p < 1 or sampling.top_k:
-            raise ValueError(
-                f"vLLM's log-probs would be of what top_p={sampling.top_p:g} and top_k={sampling.top_k} leave, and not "
-                "of the whole distribution; set rollout.top_p=1 and rollout.top_k=0, or engine.use=local"
-            )
-        return {  # all of them: what is left out, the model's generation_config.json fills in
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "seed": sampling.seed,
-            "stop_token_ids": sorted(self._stop_ids),
-            "ignore_eos": True,  # where a reply ends, the stop ids say
-            "logprobs": 0,  # of the sampled token alone
-            "detokenize": False,
-        }
+        finish = finish_of(self.name, choice["finish_reason"])
+        return make_piece(self.name, choice["token_ids"], scored, finish, self._stop_ids)
 
     def ready(self) -> bool:
         return self._line.answers("/health")
@@ -103,10 +110,10 @@ class VLLMServer:
             mode = config["model_config"]["logprobs_mode"]
             device = config["device_config"]["device"]
             extension = config["parallel_config"]["worker_extension_cls"]
-        if mode != _LOGPROBS:
+        if mode != LOGPROBS:
             raise ValueError(
                 f"the server at {self.name} scores tokens as {mode}, at another temperature than it samples at; "
-                f"start it with --logprobs-mode {_LOGPROBS}"
+                f"start it with --logprobs-mode {LOGPROBS}"
             )
         if device == "cpu" and extension != _EXTENSION:
             raise ValueError(
@@ -136,7 +143,7 @@ def start(
         "host": "127.0.0.1",
         "port": port,
         "enable-scale-out": True,
-        "logprobs-mode": _LOGPROBS,
+        "logprobs-mode": LOGPROBS,
         "generation-config": "vllm",
         **(_ON_A_PROCESSOR if device == "cpu" else {}),
         **options,
