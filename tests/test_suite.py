@@ -230,13 +230,17 @@ def test_what_is_not_installed_is_missing_and_all_other_mistakes_are_mistakes():
 @pytest.mark.parametrize(
     ("name", "episodes"),
     [
-        ("balrog", {"babyai": (5, 10), "babaisai": (40, 3), "crafter": (1, 10)}),
+        (
+            "balrog",
+            {"babyai": (5, 10), "babaisai": (40, 3), "crafter": (1, 10), "textworld": (3, 10), "minihack": (6, 5)},
+        ),
         ("verlog", {"babyai": (5, 256), "babaisai": (4, 256), "crafter": (1, 32)}),
     ],
 )
 def test_shipped_suites_hold_what_their_protocols_say(name, episodes):
-    suite, missing = split_missing(load_suite(name))
-    assert not missing
+    suite = load_suite(name)
+    _, missing = split_missing(suite)
+    assert set(missing) <= {"textworld", "minihack"}  # not everybody has them
     assert {k: (len(c.environment.tasks), c.evaluation.episodes) for k, c in suite.items()} == episodes
     assert {config.evaluation.temperature for config in suite.values()} == {1.0}
     history = {"balrog": {"turns": 16, "thoughts": 1}, "verlog": {"turns": 1}}[name]

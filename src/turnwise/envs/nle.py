@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -10,39 +11,31 @@ import gymnasium
 from turnwise.envs.phrases import Phrases, positive, texts
 from turnwise.optional import optional
 
-INSTRUCTIONS = """You play NetHack: go down into the dungeon as deep as you can, grow stronger, and stay alive.
+INSTRUCTIONS = """You play NetHack: {goal}
 You see the map from above; @ is you. Where NetHack asks which thing you mean, answer with its letter, or with y or n.
 Your actions: {actions}"""
+GOAL = "go down into the dungeon as deep as you can, grow stronger, and stay alive."
 WAYS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 WAYS |= {"NE": "northeast", "SE": "southeast", "SW": "southwest", "NW": "northwest"}
+SHOWN = ("message", "tty_chars", "inv_strs", "inv_letters")  # what a game must be asked to show
+ENDLESS = 2**62  # steps: at a limit of its own, a game quits, and shows nothing that follows
 
 
-class NLE(gymnasium.Env[dict[str, str], str]):
-    """NetHack for the `character` given as role-race-alignment-gender; `@` draws one.
+class NetHack(gymnasium.Env[dict[str, str], str]):
+    """A game of NetHack's family.
 
     The last message and the status lines are `text`; map and inventory, which are long, are `cue`: shown only as they
-    are now. The reward is what a turn added to NetHack's score, so use the recipe's `environment.reward: native`;
-    success is an ascension. Menus and --More-- are answered for the player. `max_turns` truncates an episode; nothing
-    else does. The seed decides the dungeon, all luck in it and the phase of the moon.
+    are now. Menus and --More-- are answered for the player. `max_turns` truncates an episode; nothing else does. The
+    seed decides the dungeon, all luck in it and the phase of the moon.
     """
 
-    default_action = "esc"
-
-    def __init__(self, character: str = "@", max_turns: int | None = 5000):
-        nle = optional("nle.env.base", "nle")
+    def __init__(self, game: Any, keys: Sequence[Any], goal: str, max_turns: int | None):
+        """`keys` are those of the game, in the order of their indices."""
+        self._game = game
         self.max_turns = positive("max_turns", max_turns)
-        keys = ("message", "tty_chars", "inv_strs", "inv_letters")
-        self._game = nle.NLE(
-            character=character,
-            observation_keys=keys,
-            max_episode_steps=2**62,  # at its own limit it quits the game, and shows nothing that follows
-            allow_all_yn_questions=True,
-            fix_moon_phase=True,
-            render_mode=None,
-        )
-        self._keys = _keys(nle.nethack)
+        self._keys = _named(keys)
         self.actions = tuple(self._keys)
-        self._instructions = INSTRUCTIONS.format(actions=", ".join(self.actions))
+        self._instructions = INSTRUCTIONS.format(goal=goal, actions=", ".join(self.actions))
         self.observation_space = texts("text", "cue", "instructions")
         self.action_space = Phrases(self.actions)
 
@@ -60,7 +53,11 @@ class NLE(gymnasium.Env[dict[str, str], str]):
         seen, reward, over, _, info = self._game.step(self._keys[action])
         self._turns += 1
         truncated = not over and self._turns == self.max_turns
-        return self._observe(seen), reward, over, truncated, {"success": bool(info["is_ascended"])}
+        return self._observe(seen), reward, over, truncated, {"success": self.won(info)}
+
+    def won(self, info: dict[str, Any]) -> bool:
+        """Whether the game, by what it told at a step, is won."""
+        return bool(info["is_ascended"])
 
     def close(self) -> None:
         self._game.close()
@@ -79,16 +76,40 @@ class NLE(gymnasium.Env[dict[str, str], str]):
         }
 
 
-def _keys(nethack: Any) -> dict[str, int]:
-    """Each action in words, and each letter by itself, with its index among the keys of the game."""
-    named = {}
-    for index, key in enumerate(nethack.USEFUL_ACTIONS):
-        far = "far " if isinstance(key, nethack.CompassDirectionLonger) else ""
+class NLE(NetHack):
+    """NetHack for the `character` given as role-race-alignment-gender; `@` draws one.
+
+    The reward is what a turn added to NetHack's score, so use the recipe's `environment.reward: native`; success is an
+    ascension.
+    """
+
+    default_action = "esc"
+
+    def __init__(self, character: str = "@", max_turns: int | None = 5000):
+        nle = optional("nle.env.base", "nle")
+        positive("max_turns", max_turns)
+        game = nle.NLE(
+            character=character,
+            observation_keys=SHOWN,
+            max_episode_steps=ENDLESS,
+            allow_all_yn_questions=True,
+            fix_moon_phase=True,
+            render_mode=None,
+        )
+        super().__init__(game, nle.nethack.USEFUL_ACTIONS, GOAL, max_turns)
+
+
+def _named(keys: Sequence[Any]) -> dict[str, int]:
+    """Each key in words, and, where there are more than ways to go, each letter by itself; with its index."""
+    named, kinds = {}, set[str]()
+    for index, key in enumerate(keys):
+        kinds.add(type(key).__name__)
+        far = "far " if type(key).__name__.endswith("Longer") else ""
         name: str = key.name
         named[far + WAYS.get(name, name.lower())] = index
-    letters = {
-        chr(key): index for index, key in enumerate(nethack.USEFUL_ACTIONS) if chr(key) in string.ascii_lowercase
-    }
+    if all(kind.startswith("Compass") for kind in kinds):
+        return named
+    letters = {chr(key): index for index, key in enumerate(keys) if chr(key) in string.ascii_lowercase}
     return {**named, **dict(sorted(letters.items()))}
 
 
