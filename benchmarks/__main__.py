@@ -5,6 +5,7 @@ import sys
 from benchmarks import (
     collect,
     credit,
+    engine_gap,
     faults,
     horizon,
     profile,
@@ -26,6 +27,7 @@ QUICK = {
     "stepping": stepping.main,
     "faults": faults.main,
     "tool_latency": tool_latency.main,
+    "engine_gap": engine_gap.main,
 }
 WITH_PEERS = {"train_step": train_step.main, "sample": sample.main}  # they install gigabytes of other projects first
 ALL = QUICK | WITH_PEERS

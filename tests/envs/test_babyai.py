@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from minigrid.core.world_object import Ball, Box, Door, Key, Wall, WorldObj
 from minigrid.envs.babyai.core.verifier import GoToInstr, Instr, ObjDesc, OpenInstr, PickupInstr, PutNextInstr
 
-from turnwise.envs.babyai import HELD_OUT, TASKS, BabyAIText, describe
+from turnwise.envs.babyai import HELD_OUT, TASKS, BabyAIText, describe, goals
 
 
 def reset(task: str, seed: int, split: str = "train", distractors: int = 0) -> tuple[BabyAIText, str, str]:
@@ -289,6 +289,32 @@ def test_only_test_missions_name_held_out_pairs_and_they_name_nothing_else(task)
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_a_hidden_level_asks_for_first_is_seen_in_no_direction(task, split):
+    env = BabyAIText(task, split, hidden=True)
+    for seed in range(4):
+        observation, info = env.reset(seed=seed)
+        colour, kind = goals(info["mission"])[0]
+        for _ in range(4):
+            assert not re.search(rf"\b{colour or '[a-z]+'} {kind} [0-9]", observation["text"])
+            observation, *_ = env.step("turn right")
+        assert play(env, seed) == (True, False)
+
+
+def test_few_levels_are_hidden_and_a_seed_makes_one_of_them_whatever_came_before():
+    hidden, used = BabyAIText(hidden=True), BabyAIText(hidden=True)
+    drawn = []
+    for seed in range(3):
+        hidden.reset(seed=seed)
+        used.reset(seed=99)
+        used.reset(seed=seed)
+        assert hidden.level.hash() == used.level.hash()
+        assert hidden.level.agent_dir == used.level.agent_dir
+        drawn.append(hidden.level.hash() == reset("goto", seed)[0].level.hash())
+    assert not all(drawn)
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_a_seed_makes_one_level_whoever_draws_it_and_whatever_came_before(task):
     for split in ("train", "test"):
         used, *_ = reset(task, 99, split, 3)
@@ -546,6 +572,7 @@ def test_gymnasium_finds_no_fault(task, instructions):
         ({"instructions": "long"}, "instructions is 'long', but must be one of: brief, full"),
         ({"distractors": -1}, "distractors is -1, but must be a whole number from 0 to 8"),
         ({"distractors": 9}, "distractors is 9, but must be a whole number from 0 to 8"),
+        ({"hidden": "no"}, "hidden is 'no', but must be true or false"),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_is_allowed(arguments, message):

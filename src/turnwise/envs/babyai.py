@@ -1,7 +1,7 @@
 """The five BabyAI tasks played in words: what the agent sees is a list of lines, what it does is a phrase.
 
-A level is a pure function of (task, split, distractors, seed). Rules, success tests and expert are minigrid's; levels,
-wording and thoughts are ours. Knows nothing of models, memories or answer formats.
+A level is a pure function of (task, split, distractors, hidden, seed). Rules, success tests and expert are minigrid's;
+levels, wording and thoughts are ours. Knows nothing of models, memories or answer formats.
 
 Some (colour, kind) pairs are held out: no training mission asks for one, every test mission asks for nothing else.
 """
@@ -163,16 +163,29 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
     The reward is 1 - 0.9 t / limit at success and 0 otherwise. Only success terminates an episode. The limit, 64 steps
     a room and a leg (putnext and the sequence have two), truncates it. Nothing says that a mission has become
     impossible.
+
+    `hidden` draws only levels whose first thing is out of sight at the start, whichever way the agent turns: about one
+    in 40 of goto. Who meets them as seldom as that does not learn to go and look.
     """
 
     actions = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")  # in minigrid's order
     default_action = "go forward"
 
-    def __init__(self, task: str = "goto", split: str = "train", distractors: int = 0, instructions: str = "brief"):
+    def __init__(
+        self,
+        task: str = "goto",
+        split: str = "train",
+        distractors: int = 0,
+        hidden: bool = False,
+        instructions: str = "brief",
+    ):
         if distractors not in range(MAX_DISTRACTORS + 1):
             raise ValueError(f"distractors is {distractors!r}, but must be a whole number from 0 to {MAX_DISTRACTORS}.")
+        if not isinstance(hidden, bool):
+            raise ValueError(f"hidden is {hidden!r}, but must be true or false.")
         self.task = one_of("task", task, TASKS)
         self.level = Level(task, one_of("split", split, SPLITS), distractors)
+        self.hidden = hidden
         self._template = INSTRUCTIONS[one_of("instructions", instructions, tuple(INSTRUCTIONS))]
         text = spaces.Text(max_length=4096, charset=string.printable)
         self.observation_space = spaces.Dict({"text": text, "instructions": text})
@@ -186,9 +199,10 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, str], dict[str, Any]]:
         super().reset(seed=seed)
-        shown, _ = self.level.reset(seed=int(self.np_random.integers(2**63)))
+        shown = self._draw()
+        while self.hidden and self._in_sight():
+            shown = self._draw()
         self._bot = self._advice = None
-        self._goals = goals(self.level.mission)
         info = {"mission": self.level.mission, "steps_left": self.level.steps_remaining}
         return self._observe(shown["text"]), info
 
@@ -228,6 +242,20 @@ class BabyAIText(gymnasium.Env[dict[str, Any], str]):
             return f"I see no {colour} {kind}.".replace("  ", " ")
         offset, colour = min(found, key=lambda place: sum(map(int, re.findall(r"\d+", place[0]))))
         return f"I see a {colour} {kind} {offset}."
+
+    def _draw(self) -> dict[str, Any]:
+        shown, _ = self.level.reset(seed=int(self.np_random.integers(2**63)))
+        self._goals = goals(self.level.mission)
+        return shown
+
+    def _in_sight(self) -> bool:
+        """Whether the first thing of the mission can be seen from here in any direction."""
+        level, (colour, kind) = self.level, self._goals[0]
+        ahead, seen = level.agent_dir, ""
+        for level.agent_dir in range(4):
+            seen += level.gen_obs()["text"] + "\n"
+        level.agent_dir = ahead
+        return any(k == kind and colour in ("", c) for c, k, _ in SEEN.findall(seen))
 
     def _observe(self, text: str) -> dict[str, str]:
         self._text = text
