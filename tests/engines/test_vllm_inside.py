@@ -99,8 +99,11 @@ class FakeAsyncLLM:
 def fake(monkeypatch: pytest.MonkeyPatch):
     """The class of engines that a fake vLLM makes."""
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {"SamplingParams": SimpleNamespace},
-        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(DELTA="delta")},
+        "vllm": {},
+        "vllm.sampling_params": {
+            "SamplingParams": SimpleNamespace,
+            "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+        },
         "vllm.inputs": {},
         "vllm.inputs.engine": {
             "tokens_input": lambda ids, cache_salt: {"prompt_token_ids": ids, "cache_salt": cache_salt}

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
 from secrets import token_hex
@@ -110,16 +111,9 @@ class VLLMInside:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy the trainer's threads' locks
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        made, arguments = _vllm("v1.engine.async_llm").AsyncLLM, _vllm("engine.arg_utils").AsyncEngineArgs
         try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise ValueError(
-                f"engine.use=vllm_inside needs vLLM in the environment that runs Turnwise ({error}); install it there, "
-                "or use engine.use=vllm with engine.launch=1 and engine.python"
-            ) from error
-        try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments, disable_log_stats=True))
+            return made.from_engine_args(arguments(**self._arguments, disable_log_stats=True))
         except Exception as error:
             raise ValueError(f"vLLM did not start: {type(error).__name__}: {error!s:.600}") from error
 
@@ -128,12 +122,10 @@ class VLLMInside:
         self._engine.shutdown(patience_s)
 
     async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, hand: Callable[[Piece], None]) -> None:
-        from vllm import SamplingParams
-        from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
-
-        asked = SamplingParams(**parameters(sampling, self._stop_ids), output_kind=RequestOutputKind.DELTA)
-        prompt = tokens_input(list(prompt_ids), cache_salt=self._salt)
+        params = _vllm("sampling_params")
+        delta = params.RequestOutputKind.DELTA
+        asked = params.SamplingParams(**parameters(sampling, self._stop_ids), output_kind=delta)
+        prompt = _vllm("inputs.engine").tokens_input(list(prompt_ids), cache_salt=self._salt)
         with self._failing():
             async for output in self._engine.generate(prompt, asked, token_hex(8)):
                 hand(self._piece(output.outputs[0]))
@@ -146,12 +138,21 @@ class VLLMInside:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        from vllm.exceptions import VLLMClientError, VLLMServerError
-
+        errors = _vllm("exceptions")
         try:
             yield
-        except VLLMClientError as error:
+        except errors.VLLMClientError as error:
             raise ValueError(f"vLLM refuses a request: {error}") from error
-        except (VLLMServerError, TimeoutError) as error:
+        except (errors.VLLMServerError, TimeoutError) as error:
             gone = self._engine.errored
             raise ServerFailure(f"vLLM {'died' if gone else 'failed'} ({error!r:.300})", gone) from error
+
+
+def _vllm(part: str) -> Any:
+    try:
+        return import_module(f"vllm.{part}")
+    except ImportError as error:
+        raise ValueError(
+            f"engine.use=vllm_inside needs vLLM in the environment that runs Turnwise ({error}); install it there, "
+            "or use engine.use=vllm with engine.launch=1 and engine.python"
+        ) from error
