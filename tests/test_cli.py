@@ -20,6 +20,7 @@ import turnwise
 from turnwise.cli import main
 from turnwise.engines.make import local
 from turnwise.recipe import load_config
+from turnwise.trackers.tensorboard import TensorBoard
 
 RECIPES = Path(turnwise.__file__).parent / "recipes"
 
@@ -127,6 +128,19 @@ def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:
     events = EventAccumulator(str(recipe.parent / "run" / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("turns/valid")] == [1, 2, 3]
+
+
+def test_tensorboard_forgets_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for done, told in ((0, (1, 2, 3)), (1, (2, 3, 4))):
+        tracker = TensorBoard(tmp_path, done)
+        for step in told:
+            tracker.log({"figure": step + done / 10}, step)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, round(event.value, 1)) for event in events.Scalars("figure")]
+    assert found == [(1, 1.0), (2, 2.1), (3, 3.1), (4, 4.1)]
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.01, 1.0])

@@ -71,10 +71,10 @@ class Training:
         self.recent = Recent(config.tasks)
         if not resume:
             self.run.begin(config)
-        self.trackers = make_trackers(config, self.run)
         self.traces = Traces(config.log, self.run.folder, renderer.text)
         self.warmup_segments: list[Segment] = []
         lost = self.restore()
+        self.trackers = make_trackers(config, self.run, self.progress.step)
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if lost:
             self.view.say(f"{lost} environments did not come back as they were; they begin new episodes")
@@ -104,7 +104,7 @@ class Training:
         progress.step += 1
         credited = measure_credit(batch, credit)
         if not self.advantage.critic:
-            credited |= measure_groups(segments)
+            credited |= measure_groups(self.collector.tally.played)
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0), acted(segments))
         self.record(stats | credited, clock)
@@ -236,5 +236,5 @@ def acted(segments: Iterable[Segment]) -> int:
     return sum(not turn.of_memory for segment in segments for turn in segment.turns)
 
 
-def make_trackers(config: Config, run: Run) -> list[Tracker]:
-    return [TensorBoard(run.folder) for _ in config.log.trackers]
+def make_trackers(config: Config, run: Run, done: int) -> list[Tracker]:
+    return [TensorBoard(run.folder, done) for _ in config.log.trackers]

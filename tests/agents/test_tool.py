@@ -100,7 +100,12 @@ def test_a_call_is_answered_and_the_answer_judged(renderer):
     assert (len(segment.turns), segment.end) == (2, "terminated")
     assert [turn.reward for turn in segment.turns] == [0.0, 1.0]
     outcome = segment.outcome
-    assert outcome and (outcome.success, outcome.episode_return, outcome.turns) == (True, 1.0, 2)
+    assert outcome and (outcome.success, outcome.episode_return, outcome.turns, outcome.progression) == (
+        True,
+        1.0,
+        2,
+        1.0,
+    )
     figures = {name: value for name, value in outcome.figures.items() if not name.startswith("tokenization")}
     assert figures == {"tools/ok": 1.0, "reward/answered": 1.0}
     assert '"name": "add"' in engine.prompts[0]
@@ -113,7 +118,8 @@ def test_a_call_is_answered_and_the_answer_judged(renderer):
 
 def test_a_wrong_answer_is_no_success(renderer):
     ((segment,), *_) = play(renderer, ["#### 7"])
-    assert segment.outcome and (segment.outcome.success, segment.outcome.episode_return) == (False, 0.0)
+    outcome = segment.outcome
+    assert outcome and (outcome.success, outcome.episode_return, outcome.progression) == (False, 0.0, 0.0)
     assert len(segment.turns) == 1
 
 

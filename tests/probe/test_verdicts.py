@@ -97,6 +97,12 @@ def test_where_success_is_not_told_returns_are_compared(luck, mark):
     assert about("tells of no success", probe).mark == mark
 
 
+def test_random_play_that_never_came_to_where_success_is_told_is_not_compared():
+    probe = probe_of(played(3))
+    rivals = {"random": tuple(replace(one, successes=None) for one in probe.rivals["random"])}
+    assert not [one for one in verdicts(replace(probe, rivals=rivals)) if "random play" in one.finding]
+
+
 def test_reasoning_that_is_cut_short_or_of_one_form():
     cut = probe_of([episode(*(thinking(k, finish="length" if k < 2 else "stop") for k in range(20)))])
     assert about("cut at 12 tokens: 10%", cut).mark == "mend"

@@ -38,4 +38,5 @@ class Judge:
         session.reward(score.value)
         for name, value in score.metrics.items():
             session.count(f"reward/{name}", value)
-        return Ending(final_prompt, success=score.value >= 1)
+        won = score.value >= 1
+        return Ending(final_prompt, success=won, progression=float(won))

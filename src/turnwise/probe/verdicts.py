@@ -87,7 +87,7 @@ def _success(probe: Probe) -> Iterator[Verdict]:
     if score.rate is None:
         yield from _returns(score, luck)
         return
-    if luck is not None:
+    if luck is not None and luck.rate is not None:  # it may never have come to where success is told
         low, high = newcombe(score, luck)
         both = f"{rate(score)}, random play {rate(luck)}; difference {100 * low:+.0f} to {100 * high:+.0f} points"
         if low > 0:
