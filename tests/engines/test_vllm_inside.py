@@ -88,6 +88,8 @@ class FakeAsyncLLM:
         self.called.append(method)
         if self.errored:
             raise VLLMServerError("EngineCore died")
+        if kwargs and not Path(kwargs["weights_path"]).is_dir():
+            raise Exception("Call to collective_rpc method failed: no weights")
         if method == "reload_weights":
             self.weight = float(load_file(Path(kwargs["weights_path"]) / "model.safetensors")["weight"])
 
@@ -216,6 +218,18 @@ def test_one_that_cannot_begin_says_why_and_leaves_no_thread(fake, monkeypatch):
     with pytest.raises(ValueError, match="vLLM did not start: RuntimeError: no such model"):
         VLLMInside("nowhere", "float32", "cpu", frozenset([STOP]), {})
     assert threading.active_count() == before
+
+
+def test_weights_that_it_cannot_read_are_its_failure(engine, tmp_path):
+    (inside,) = engine._servers.values()
+    with pytest.raises(ServerFailure, match=r"vLLM failed .*no weights") as failure:
+        inside.load(tmp_path / "nowhere", 1)
+    assert not failure.value.gone
+
+
+def test_log_probs_of_another_temperature_are_refused(fake):
+    with pytest.raises(ValueError, match=r"engine\.options has logprobs_mode=raw_logprobs"):
+        VLLMInside("model", "float32", "cpu", frozenset([STOP]), {"logprobs-mode": "raw_logprobs"})
 
 
 def test_one_that_cannot_begin_anew_is_not_ready(fake, monkeypatch, tmp_path):

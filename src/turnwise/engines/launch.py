@@ -56,5 +56,6 @@ class Launched:
 
     def close(self) -> None:
         assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
+        with suppress(BrokenPipeError):  # what it was not told before it ended
+            self._keeper.stdin.close()
         self._keeper.wait(_PATIENCE_S)

@@ -43,6 +43,11 @@ class VLLMInside:
             **({"enable_chunked_prefill": False, "worker_extension_cls": _EXTENSION} if self._on_a_processor else {}),
             **{name.replace("-", "_"): value for name, value in options.items()},
         }
+        if (mode := self._arguments["logprobs_mode"]) != LOGPROBS:
+            raise ValueError(
+                f"engine.options has logprobs_mode={mode}, which scores tokens at another temperature than they are "
+                "sampled at; leave it out"
+            )
         self._salt = token_hex(8)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._live, daemon=True)
@@ -143,7 +148,9 @@ class VLLMInside:
             yield
         except errors.VLLMClientError as error:
             raise ValueError(f"vLLM refuses a request: {error}") from error
-        except (errors.VLLMServerError, TimeoutError) as error:
+        except (ValueError, ServerFailure):
+            raise
+        except Exception as error:  # what went wrong in the engine's process arrives as a bare one
             gone = self._engine.errored
             raise ServerFailure(f"vLLM {'died' if gone else 'failed'} ({error!r:.300})", gone) from error
 
