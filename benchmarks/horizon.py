@@ -35,16 +35,23 @@ def main() -> None:
 
 
 def flatness(folder: Path) -> dict[str, float]:
-    """Of one episode of a window memory: its last 500 turns beside its early ones."""
+    """Of one episode of a window memory: its last 500 turns beside its early ones.
+
+    Minutes lie between them, in which the machine may change its pace. So a run of short episodes goes on beside, a
+    batch of this and a batch of that, and a batch of the long one is told in batches of the short one.
+    """
     early = slice(100 // E_LEN, 600 // E_LEN)
     late = slice((TURNS - 500) // E_LEN, TURNS // E_LEN)
-    seconds, memory = [], []
-    with closing((training := begin(folder / "flat", "window", TURNS)).collector):
+    long, short = (begin(folder / f"of-{turns}", "window", turns, slots=2) for turns in (TURNS, GROWN))
+    seconds, beside, memory = [], [], []
+    with closing(long.collector), closing(short.collector):
         for _ in range(TURNS // E_LEN):
-            seconds.append(seconds_of_step(training))
+            seconds.append(seconds_of_step(long))
+            beside.append(seconds_of_step(short))
             memory.append(rss_mib())
+    paces = [one / other for one, other in zip(seconds, beside, strict=True)]
     figures = {}
-    for name, series in (("seconds_a_batch", seconds), ("memory_mib", memory)):
+    for name, series in (("seconds_a_batch", seconds), ("batches_of_short", paces), ("memory_mib", memory)):
         before, after = statistics.median(series[early]), statistics.median(series[late])
         figures |= {f"{name}_turns_100_to_600": before, f"{name}_last_500": after, f"{name}_ratio": after / before}
     return figures
@@ -67,7 +74,7 @@ def growth(folder: Path) -> dict[str, float]:
     return figures
 
 
-def begin(run: Path, memory: str, turns: int) -> Training:
+def begin(run: Path, memory: str, turns: int, slots: int = 4) -> Training:
     """A run whose episodes all end after so many turns."""
     return Training(
         parse_config(
@@ -76,8 +83,8 @@ def begin(run: Path, memory: str, turns: int) -> Training:
                 "environment": {"id": "benchmarks.common:Endless", "workers": "inline", "kwargs": {"limit": turns}},
                 "memory": {"use": memory},
                 "parser": {"use": f"{__name__}:Anything", "cue": "Answer with THINK: and ACTION:"},
-                "rollout": {"n_env": 4, "e_len": E_LEN, "max_prompt_tokens": 4000, "max_reply_tokens": 16},
-                "update": {"minibatch": 32, "micro_tokens": 4096},
+                "rollout": {"n_env": slots, "e_len": E_LEN, "max_prompt_tokens": 4000, "max_reply_tokens": 16},
+                "update": {"minibatch": slots * E_LEN, "micro_tokens": 4096},
                 "warmup": {"w_epoch": 0},
             }
         ),

@@ -26,7 +26,7 @@ update:
 """
 
 
-CRITICLESS = "model: {critic: none}\nadvantage: {use: rloo}\nrollout: {episodes: 1}\n"
+CRITICLESS = "model: {critic: none}\nadvantage: {use: rloo}\nrollout: {episodes: 1, group: 8}\n"
 
 
 @dataclass(frozen=True)
@@ -258,6 +258,13 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             ["rollout.n_env=32 slots cannot be shared out to groups of rollout.group=3"],
         ),
         ("model: {critic: none}\nadvantage: {use: grpo}", ["advantage.use=grpo compares whole episodes", "episodes=1"]),
+        *(
+            (
+                f"model: {{critic: none}}\nadvantage: {{use: {use}}}\nrollout: {{episodes: 1}}",
+                [f"advantage.use={use} compares episodes", "rollout.group=1", "set rollout.group=8"],
+            )
+            for use in ("grpo", "rloo", "reinforce_plus_plus_baseline")
+        ),
         ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set another, such as agent.use=tool"]),
         ("model: {critic: none}", ["advantage.use=dual_gae reads values", "model.critic=none", "advantage.use=grpo"]),
         ("advantage: {use: rloo}", ["model.critic=separate would learn nothing", "advantage.use=rloo", "critic=none"]),
@@ -266,7 +273,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             ["warmup.w_epoch=3 does nothing", "model.critic is none", "leave it out"],
         ),
         (
-            "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1}",
+            "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1, group: 8}",
             ["kl.reward=0.001 is part of the returns", "set kl.reward=0", "advantage.divide_by_std=false"],
         ),
         (CRITICLESS + "warmup: {tolerance: 0.5}", ["warmup.tolerance=0.5 does nothing"]),
@@ -275,7 +282,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         (CRITICLESS + "update: {first_token_weight: 1}", ["update.first_token_weight=1.0 does nothing"]),
         (
             f"advantage: {{use: '{__name__}:Forgetful'}}",
-            [f"advantage.use is '{__name__}:Forgetful'", "class attributes critic and whiten"],
+            [f"advantage.use is '{__name__}:Forgetful'", "class attributes critic, groups and whiten"],
         ),
         ("memory: {use: windw}", ["memory.use is 'windw'", "did you mean 'window'", "module:Class"]),
         ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, gigpo, grpo, monte_carlo"]),

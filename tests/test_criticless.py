@@ -102,7 +102,8 @@ class Answer:
     """An estimator of somebody else."""
 
     def __init__(self, answer: Any, critic: bool = True):
-        self.answer, self.critic, self.whiten = answer, critic, False
+        self.answer, self.critic = answer, critic
+        self.groups = self.whiten = False
 
     def __call__(self, _: Any) -> Any:
         return self.answer

@@ -446,6 +446,7 @@ def test_the_penalty_is_paid_token_by_token(tiny):
 
     class Keep:
         critic = True
+        groups = False
         whiten = False
 
         def __call__(self, streams: Any) -> Estimate:

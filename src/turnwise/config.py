@@ -330,10 +330,10 @@ class Config(Group):
     def _critic_or_none(self) -> Config:
         """The estimator has the critic that it reads, and without one nothing is set that only a critic heeds."""
         use, estimator = self.advantage.use, self.advantage.make("advantage")
-        if not all(isinstance(getattr(estimator, name, None), bool) for name in ("critic", "whiten")):
+        if not all(isinstance(getattr(estimator, name, None), bool) for name in ("critic", "groups", "whiten")):
             raise ValueError(
                 f"advantage.use is {use!r}, which does not say what it needs; give it the class attributes "
-                "critic and whiten, each True or False"
+                "critic, groups and whiten, each True or False"
             )
         if estimator.critic and self.model.critic == "none":
             raise ValueError(
@@ -346,6 +346,11 @@ class Config(Group):
             )
         if not estimator.critic and self.rollout.episodes is None:
             raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
+        if estimator.groups and self.rollout.group == 1:
+            raise ValueError(
+                f"advantage.use={use} compares episodes of the same level, and rollout.group=1 plays each level once, "
+                "so nothing would be learned; set rollout.group=8"
+            )
         if getattr(estimator, "divide_by_std", False) and self.kl.reward:
             raise ValueError(
                 f"kl.reward={self.kl.reward} is part of the returns whose spread advantage.use={use} divides by: where "

@@ -205,6 +205,7 @@ class Advantage(Protocol):
     """Assigns credit along time, one number a sampled token."""
 
     critic: bool  # it reads values and answers with returns; without, it compares whole episodes
+    groups: bool  # it compares the episodes of a level, and needs several of each
     whiten: bool  # its advantages are brought to mean 0 and variance 1 over the batch, unless the recipe says otherwise
 
     def __call__(self, streams: Streams) -> Estimate: ...

@@ -11,16 +11,18 @@ from turnwise.components import COMPONENTS
 from turnwise.recipe import parse_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "advantages.md").read_text()
-ROWS = re.findall(r"^\| `(\w+)`.*?\|.*?\| (yes|no) \| (yes|no) \|", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `(\w+)`.*?\|.*?\| (yes|no) \| (yes|no) \| (yes|no) \|", PAGE, re.MULTILINE)
 
 
 def test_the_table_holds_every_estimator_with_what_it_needs():
-    assert {name for name, _, _ in ROWS} == set(COMPONENTS["advantage"])
-    for name, critic, whitened in ROWS:
-        model = {"critic": "separate" if critic == "yes" else "none"}
-        tree = {"advantage": {"use": name}, "model": model, "rollout": {"episodes": 1}, "kl": {"reward": 0}}
+    assert {name for name, *_ in ROWS} == set(COMPONENTS["advantage"])
+    for name, *needs in ROWS:
+        critic, groups, whitened = (need == "yes" for need in needs)
+        model = {"critic": "separate" if critic else "none"}
+        rollout = {"episodes": 1, "group": 2 if groups else 1}
+        tree = {"advantage": {"use": name}, "model": model, "rollout": rollout, "kl": {"reward": 0}}
         estimator = parse_config(tree).advantage.make("advantage")
-        assert (estimator.critic, estimator.whiten) == (critic == "yes", whitened == "yes")
+        assert (estimator.critic, estimator.groups, estimator.whiten) == (critic, groups, whitened)
 
 
 def test_the_estimator_of_the_page_works(tmp_path: Path, monkeypatch: Any) -> None:

@@ -27,6 +27,7 @@ class BiLevelGAE:
     """
 
     critic = True
+    groups = False
     whiten = True
 
     turn_gamma: float = 0.95

@@ -20,6 +20,7 @@ from turnwise.batch import Estimate, Streams
 @dataclass(frozen=True)
 class DualGAE:
     critic = True
+    groups = False
     whiten = True
 
     step_gamma: float = 0.99

@@ -27,6 +27,7 @@ class GiGPO:
     """A question of the memory belongs to the turn it prepares."""
 
     critic = False
+    groups = False
     whiten = False
 
     step_gamma: float = 0.95

@@ -19,6 +19,7 @@ from turnwise.batch import Estimate, Streams
 @dataclass(frozen=True)
 class GRPO:
     critic = False
+    groups = True
     whiten = False
 
     divide_by_std: bool = True

@@ -22,6 +22,7 @@ from turnwise.groups import refuse_parts
 @dataclass(frozen=True)
 class ReinforcePlusPlus:
     critic = False
+    groups = False
     whiten = True
 
     gamma: float = 1.0
@@ -39,6 +40,7 @@ class ReinforcePlusPlus:
 @dataclass(frozen=True)
 class ReinforcePlusPlusBaseline:
     critic = False
+    groups = True
     whiten = True
 
     def __call__(self, streams: Streams) -> Estimate:

@@ -19,6 +19,7 @@ from turnwise.batch import Estimate, Streams
 @dataclass(frozen=True)
 class RLOO:
     critic = False
+    groups = True
     whiten = False
 
     def __call__(self, streams: Streams) -> Estimate:

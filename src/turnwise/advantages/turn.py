@@ -24,6 +24,7 @@ class TurnGAE:
     """A turn without reward is a turn all the same; a question of the memory belongs to the turn it prepares."""
 
     critic = True
+    groups = False
     whiten = True
 
     turn_gamma: float = 0.95
