@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from multiprocessing.process import BaseProcess

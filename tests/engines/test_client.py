@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from servers import Direct, DirectLocal
 
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.local import LocalEngine
-from turnwise.engines.servers import Piece, ServerFailure
+from turnwise.engines.servers import Piece, Server, ServerFailure
 from turnwise.engines.weights import WeightsFolder
 from turnwise.types import Generation, Sampling
 
@@ -32,6 +32,7 @@ def expected(prompt: Sequence[int], weight: float = 0.0, most: int = 24) -> tupl
 
 
 LONG = next(prompt for prompt in PROMPTS if len(expected(prompt)) == 24)  # meets no stop token
+SHORT = next(prompt for prompt in PROMPTS if len(expected(prompt)) < 24)
 
 
 @pytest.fixture
@@ -187,6 +188,46 @@ def test_loading_alone_stops_and_resumes_from_any_thread(make):
         assert list(versions) == sorted(versions) and versions[-1] == reply.policy_version
         for place, version in enumerate(versions):
             assert reply.token_ids[place] == hashed([*prompt, *reply.token_ids[:place]], float(version))[0]
+
+
+def test_what_is_paused_between_finding_a_server_and_asking_it_waits(make):
+    server = Direct("a", lambda server, place: asyncio.sleep(0.01))
+    client = make(server)
+    find = client._find
+
+    def load() -> None:
+        client.load(weights(3.0), 5)
+        client.resume()
+
+    async def find_and_pause(*arguments: str) -> Server:
+        found = await find(*arguments)
+        if not client.version:
+            client.pause()
+            threading.Timer(0.1, load).start()
+        return found
+
+    client._find = find_and_pause
+    (reply,) = ask(client, LONG)
+    assert (reply.token_ids, reply.policy_version) == (expected(LONG, 3.0), 5)
+    assert len(server.prompts) == 1
+
+
+def test_a_finished_reply_is_not_gone_on_with_by_weights_that_come_while_it_is_closed(make):
+    class Slow(Direct):
+        async def stream(self, *arguments: Any) -> AsyncGenerator[Piece, None]:
+            try:
+                async for piece in super().stream(*arguments):
+                    yield piece
+            finally:
+                if not self.loads:
+                    await asyncio.to_thread(client.load, weights(3.0), 5)
+                    await asyncio.sleep(0.05)
+
+    server = Slow("a")
+    client = make(server)
+    (reply,) = ask(client, SHORT)
+    assert reply.token_ids == expected(SHORT)
+    assert (reply.policy_version, len(server.prompts)) == (0, 1)
 
 
 def test_a_pause_is_no_failure_and_waits_as_long_as_it_must(make):

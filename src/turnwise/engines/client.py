@@ -139,26 +139,31 @@ class LLMServerClient:
         attempt, done = _Attempt(self._era, self.version, asyncio.timeout(self._timeout_s)), len(reply.tokens)
         if done == sampling.max_tokens:  # it was lost after its last token
             return "length"
+        if self._paused:  # since the server was found: nobody would stop what begins now
+            return None
         # Other luck than at the start of the reply, which a server would draw again.
         seed = derive("go on", sampling.seed, done) if done else sampling.seed
         rest = replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
         prompt = (*prompt_ids, *reply.tokens)
         self._under_way[attempt] = asyncio.get_running_loop()
+        finish: Finish | None = None
         try:
             with self._router.busy(server.name, len(prompt) + rest.max_tokens):
                 async with attempt.scope, aclosing(server.stream(prompt, rest, attempt.version)) as pieces:
-                    return await self._read(attempt, server, pieces, reply)
+                    finish = await self._read(attempt, server, pieces, reply)
         except WrongWeights:
             reply.cut(done)
             raise
         except (ServerFailure, TimeoutError) as failure:
-            if attempt.era != self._era:  # we stopped it, or the server did, to read new weights
-                return None
-            if isinstance(failure, ServerFailure):
-                raise
-            raise ServerFailure(f"the server at {server.name} has sent nothing for {self._timeout_s:g} s") from None
+            stopped = attempt.era != self._era  # by us, or by the server, to read new weights
+            if finish is None and not stopped:
+                if isinstance(failure, ServerFailure):
+                    raise
+                told = f"the server at {server.name} has sent nothing for {self._timeout_s:g} s"
+                raise ServerFailure(told) from None
         finally:
             del self._under_way[attempt]
+        return finish
 
     async def _read(
         self, attempt: _Attempt, server: Server, pieces: AsyncGenerator[Piece, None], reply: Reply
