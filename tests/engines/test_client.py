@@ -214,9 +214,9 @@ def test_what_is_paused_between_finding_a_server_and_asking_it_waits(make):
 
 def test_a_finished_reply_is_not_gone_on_with_by_weights_that_come_while_it_is_closed(make):
     class Slow(Direct):
-        async def stream(self, *arguments: Any) -> AsyncGenerator[Piece, None]:
+        async def stream(self, prompt_ids: Any, sampling: Any, version: int) -> AsyncGenerator[Piece, None]:
             try:
-                async for piece in super().stream(*arguments):
+                async for piece in super().stream(prompt_ids, sampling, version):
                     yield piece
             finally:
                 if not self.loads:
