@@ -65,9 +65,9 @@ class Training:
         if config.update.gradient_checkpointing:
             self.policy.checkpoint_activations()
         self.optimizers = Optimizers(self.policy, config.update)
-        self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.advantage: Advantage = config.advantage.make("advantage")
         self.collector = Collector(config, renderer)
+        self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.recent = Recent(config.tasks)
         if not resume:
             self.run.begin(config)
