@@ -265,6 +265,11 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             )
             for use in ("grpo", "rloo", "reinforce_plus_plus_baseline")
         ),
+        ("kl: {target: 0.5}", ["kl.target=0.5 does nothing", "kl.schedule is fixed", "set kl.schedule=adaptive"]),
+        (
+            "environment: {workers: inline, timeout_s: 5}",
+            ["environment.timeout_s=5.0 does nothing", "environment.workers is inline"],
+        ),
         ("data: {generate: {use: arithmetic}}", ["agent.use is gym", "set another, such as agent.use=tool"]),
         ("model: {critic: none}", ["advantage.use=dual_gae reads values", "model.critic=none", "advantage.use=grpo"]),
         ("advantage: {use: rloo}", ["model.critic=separate would learn nothing", "advantage.use=rloo", "critic=none"]),

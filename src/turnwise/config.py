@@ -19,6 +19,13 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
+def refuse_idle(name: str, group: BaseModel, keys: Sequence[str], why: str) -> None:
+    """A ValueError where one of these keys of a group is set, other than by default: nobody heeds it while `why`."""
+    for key in keys:
+        if (value := getattr(group, key)) != type(group).model_fields[key].default:
+            raise ValueError(f"{name}.{key}={value} does nothing while {why}")
+
+
 class RewardConfig(Component):
     """What scores a whole episode of a sample; the other keys are its own."""
 
@@ -71,12 +78,10 @@ class EnvironmentConfig(Group):
         return self
 
     @model_validator(mode="after")
-    def _processes_need_workers(self) -> EnvironmentConfig:
-        if self.processes is not None and self.workers != "process":
-            raise ValueError(
-                f"environment.processes={self.processes} does nothing while environment.workers is {self.workers}; "
-                "set environment.workers=process"
-            )
+    def _workers_heed(self) -> EnvironmentConfig:
+        idle = {"inline": ["processes", "timeout_s"], "thread": ["processes"], "process": []}[self.workers]
+        why = f"environment.workers is {self.workers}; set environment.workers=process"
+        refuse_idle("environment", self, idle, why)
         return self
 
 
@@ -128,12 +133,9 @@ class RolloutConfig(Group):
 
     @model_validator(mode="after")
     def _episodes_stand_alone(self) -> RolloutConfig:
-        for key in ("e_len", "mode"):
-            value = getattr(self, key)
-            if self.episodes is not None and value != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"rollout.{key}={value} does nothing while rollout.episodes is {self.episodes}; leave one out"
-                )
+        if self.episodes is not None:
+            why = f"rollout.episodes is {self.episodes}; leave one out"
+            refuse_idle("rollout", self, ("e_len", "mode"), why)
         if self.group > 1 and self.episodes is None:
             raise ValueError(
                 f"rollout.group={self.group} compares whole episodes with one another; set rollout.episodes=1"
@@ -157,6 +159,8 @@ class KLConfig(Group):
 
     @model_validator(mode="after")
     def _adaptive_needs_a_start(self) -> KLConfig:
+        if self.schedule == "fixed":
+            refuse_idle("kl", self, ("target", "horizon"), "kl.schedule is fixed; set kl.schedule=adaptive")
         if self.schedule == "adaptive" and not self.reward:
             raise ValueError("kl.schedule=adaptive does nothing while kl.reward is 0; give it a start such as 0.001")
         return self
@@ -205,10 +209,8 @@ class LogConfig(Group):
 
     @model_validator(mode="after")
     def _traces_are_kept(self) -> LogConfig:
-        for key in ("trace_every", "redact"):
-            value = getattr(self, key)
-            if not self.traces and value != LogConfig.model_fields[key].default:
-                raise ValueError(f"log.{key}={value} does nothing while log.traces is empty; set log.traces=[jsonl]")
+        if not self.traces:
+            refuse_idle("log", self, ("trace_every", "redact"), "log.traces is empty; set log.traces=[jsonl]")
         return self
 
 
@@ -358,8 +360,13 @@ class Config(Group):
                 "advantage.divide_by_std=false"
             )
         if self.model.critic == "none":
-            if idle := _idle_without_critic(self):
-                raise ValueError(f"{idle[0]} does nothing while model.critic is none; leave it out")
+            why = "model.critic is none; leave it out"
+            refuse_idle(
+                "update", self.update, ("critic_lr", "value_clip", "value_coefficient", "first_token_weight"), why
+            )
+            refuse_idle("warmup", self.warmup, ("w_iter", "w_frac", "tolerance"), why)
+            if self.warmup.w_epoch:
+                refuse_idle("warmup", self.warmup, ("w_epoch",), why)
             self.warmup = WarmupConfig(w_epoch=0)
         return self
 
@@ -376,18 +383,3 @@ def _idle_beside_samples(config: Config) -> list[str]:
     keys = [key for key in EnvironmentConfig.model_fields if key != "max_failures"]
     changed = [key for key in keys if getattr(environment, key) != getattr(default, key)]
     return [*parts, *(f"environment.{key}={getattr(environment, key)}" for key in changed)]
-
-
-def _idle_without_critic(config: Config) -> list[str]:
-    """What is set, other than by default, and heeded by a critic alone. No warm-up is what there is without one."""
-    judged: list[tuple[str, BaseModel, Sequence[str]]] = [
-        ("update", config.update, ("critic_lr", "value_clip", "value_coefficient", "first_token_weight")),
-        ("warmup", config.warmup, tuple(WarmupConfig.model_fields)),
-    ]
-    return [
-        f"{group}.{key}={value}"
-        for group, settings, keys in judged
-        for key in keys
-        if (value := getattr(settings, key)) != type(settings).model_fields[key].default
-        and (key, value) != ("w_epoch", 0)
-    ]

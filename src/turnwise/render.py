@@ -35,7 +35,7 @@ class Renderer:
         if history not in ways:
             raise ValueError(f"history is {history!r}; choose exact or template")
         self._show = ways[history]
-        self._encode = lru_cache(maxsize=2**16)(self._tokenise)
+        self._encode = lru_cache(maxsize=2**12)(self._tokenise)
         ends = (*self._template.ends, tokenizer.eos_token_id)
         self.stop_ids = frozenset(token for token in ends if isinstance(token, int))
 
