@@ -315,6 +315,8 @@ def test_ctrl_c_says_what_is_left(words: list[str], left: str, monkeypatch: Any,
 def test_what_is_to_be_played_is_said_once(recipe: Path, suite: Path, capsys: Any) -> None:
     assert "give one" in refused(capsys, "eval", "random", recipe, "--suite", suite)
     assert "offers no such player" in refused(capsys, "eval", "expert", recipe)
+    own = "agent.use=test_cli:Counting"  # whatever it does, it does not let others choose
+    assert "offers no such player" in refused(capsys, "eval", "random", recipe, own)
     assert "#MODEL" in refused(capsys, "eval", "http://127.0.0.1:1/v1", recipe)
     empty, latin = recipe.parent / "empty.yaml", recipe.parent / "latin.yaml"
     empty.write_text("")

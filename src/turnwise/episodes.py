@@ -44,8 +44,8 @@ class Protocol:
 
 
 _PROTOCOL = TypeAdapter(Protocol)
-_PLAYED = {"model", "environment", "memory", "parser", "rollout", "evaluation"}
-_ANSWERED = _PLAYED | {"data", "reward", "agent", "agents"}  # where samples are answered
+_PLAYED = {"model", "environment", "agent", "memory", "parser", "rollout", "evaluation"}
+_ANSWERED = _PLAYED | {"data", "reward", "agents"}  # where samples are answered
 
 
 def protocol_of(player: str, weights: str, environments: Mapping[str, Config]) -> Protocol:

@@ -152,8 +152,8 @@ def newest_of(run: Path) -> Path:
 
 
 def _offer(config: Config) -> Offer | None:
-    """What the environment offers to those who play it; None where samples are answered instead."""
-    if config.data is not None:
+    """What the environment offers to those who play it; None where samples are answered, or an own agent plays."""
+    if config.data is not None or config.agent.use != "gym":
         return None
     with closing(Workers(config.environment, 1)) as workers:
         return Host(config.environment, next(iter(config.environment.tasks)), "", workers).offer

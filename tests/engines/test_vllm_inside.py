@@ -4,9 +4,11 @@ Its engine is a fake here; tests/engines/test_real_vllm.py runs the real one.
 """
 
 import asyncio
+import multiprocessing
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from pathlib import Path
@@ -242,6 +244,46 @@ def test_one_that_cannot_begin_anew_is_not_ready(fake, monkeypatch, tmp_path):
     monkeypatch.setattr(fake, "broken", "no memory")
     assert not inside.ready()
     inside.close()
+
+
+def test_what_it_has_started_ends_when_nobody_else_can_end_it(fake, monkeypatch):
+    began = []
+
+    def begin(arguments: Any) -> FakeAsyncLLM:
+        began.append(multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,)))
+        began[0].start()
+        return FakeAsyncLLM(vars(arguments))
+
+    monkeypatch.setattr(fake, "from_engine_args", begin)
+    inside = VLLMInside("model", "float32", "cpu", frozenset([STOP]), {})
+    assert inside._reaper and inside._reaper.stdin
+    inside._reaper.stdin.close()  # as when this process dies
+    began[0].join(20)
+    assert began[0].exitcode == -signal.SIGTERM
+    inside._reaper.stdin = None
+    inside.close()
+
+
+def test_one_that_dies_over_a_question_is_not_waited_for(fake, monkeypatch, tmp_path):
+    async def for_ever(self: FakeAsyncLLM, method: str, kwargs: Any = None) -> None:
+        self.errored = True
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(fake, "collective_rpc", for_ever)
+    inside = VLLMInside("model", "float32", "cpu", frozenset([STOP]), {})
+    with pytest.raises(ServerFailure, match="vLLM failed: it died") as failure:
+        inside.load(tmp_path, 1)
+    assert failure.value.gone
+    inside.close()
+
+
+def test_one_that_does_not_begin_in_time_is_one_sentence(fake, monkeypatch):
+    monkeypatch.setattr("turnwise.engines.vllm_inside._LOAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("turnwise.engines.vllm_inside._POLL_S", 0.1)
+    monkeypatch.setattr("turnwise.engines.vllm_inside._PARTING_S", 0.1)
+    monkeypatch.setattr(fake, "from_engine_args", lambda _: time.sleep(1))
+    with pytest.raises(ValueError, match=r"vLLM did not start: .* it has not answered for 0\.1 s"):
+        VLLMInside("model", "float32", "cpu", frozenset([STOP]), {})
 
 
 def test_without_vllm_a_sentence_says_what_is_missing(monkeypatch):

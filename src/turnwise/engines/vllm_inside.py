@@ -4,9 +4,13 @@ For a trainer that runs in an environment which has vLLM. What is sampled is wha
 """
 
 import asyncio
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -23,6 +27,7 @@ from turnwise.types import Sampling
 _EXTENSION = "turnwise.engines.in_vllm.turnwise_worker.Heads"
 _LOAD_TIMEOUT_S = 900.0
 _PARTING_S = 5.0
+_POLL_S = 1.0
 
 
 class VLLMInside:
@@ -53,10 +58,13 @@ class VLLMInside:
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
         self._engine: Any = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         try:
-            self._engine = self._ask(self._begin())
-        except BaseException:
+            self._start()
+        except BaseException as error:
             self.close()
+            if isinstance(error, ServerFailure):
+                raise ValueError(f"vLLM did not start: {error}") from error
             raise
 
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
@@ -78,12 +86,12 @@ class VLLMInside:
 
     def ready(self) -> bool:
         """Begins the engine anew if it has died, which takes as long as the first time."""
-        if not self._engine.errored:
+        if self._engine is not None and not self._engine.errored:
             return True
-        self._ask(self._end(0))
         try:
-            self._engine = self._ask(self._begin())
-        except ValueError:
+            self._stop(0)
+            self._start()
+        except (ValueError, ServerFailure):
             return False
         return True
 
@@ -95,11 +103,9 @@ class VLLMInside:
         self._salt = token_hex(8)  # keys and values are kept, but never read under other weights
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._ask(self._end(_PARTING_S))
-            self._engine = None  # its destructor wants an interpreter that is still whole
+        self._stop(_PARTING_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(_PARTING_S)  # one that hangs is left behind
 
     def _live(self) -> None:
         # Children inherit what is blocked: Ctrl-C stops the trainer after its step, and until then it needs the engine.
@@ -108,9 +114,37 @@ class VLLMInside:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 
+    def _start(self) -> None:
+        before = set(multiprocessing.active_children())
+        self._engine = self._ask(self._begin())
+        pids = [str(child.pid) for child in set(multiprocessing.active_children()) - before]
+        # A trainer that is killed can end nobody any more, and the engine would not notice.
+        command = [sys.executable, "-m", "turnwise.engines.reaper", *pids]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def _stop(self, patience_s: float) -> None:
+        engine, self._engine = self._engine, None  # its destructor wants an interpreter that is still whole
+        if engine is not None:
+            self._ask(self._end(engine, patience_s))
+        if self._reaper is not None:
+            self._reaper.kill()  # what it was to end is gone, and its number may be another's soon
+            self._reaper.communicate()
+
     def _ask(self, question: Coroutine[Any, Any, Any]) -> Any:
+        """What a coroutine of the engine's loop answers; a ServerFailure where it dies over it, or takes for ever."""
         asked: Future[Any] = asyncio.run_coroutine_threadsafe(question, self._loop)
-        return asked.result(_LOAD_TIMEOUT_S)
+        deadline = time.monotonic() + _LOAD_TIMEOUT_S
+        while True:
+            try:
+                return asked.result(_POLL_S)
+            except TimeoutError:
+                if asked.done():
+                    raise
+            dead = self._engine is not None and self._engine.errored
+            if dead or time.monotonic() > deadline:
+                asked.cancel()
+                why = "it died" if dead else f"it has not answered for {_LOAD_TIMEOUT_S:g} s"
+                raise ServerFailure(f"vLLM failed: {why}", gone=True)
 
     async def _begin(self) -> Any:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy the trainer's threads' locks
@@ -122,9 +156,9 @@ class VLLMInside:
         except Exception as error:
             raise ValueError(f"vLLM did not start: {type(error).__name__}: {error!s:.600}") from error
 
-    async def _end(self, patience_s: float) -> None:
+    async def _end(self, engine: Any, patience_s: float) -> None:
         """In its own loop, where nothing of it runs meanwhile that would miss what is gone."""
-        self._engine.shutdown(patience_s)
+        engine.shutdown(patience_s)
 
     async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, hand: Callable[[Piece], None]) -> None:
         params = _vllm("sampling_params")
