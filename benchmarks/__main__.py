@@ -1,38 +1,23 @@
 """python -m benchmarks [NAME ...]: these, or the quick ones."""
 
 import sys
+from importlib import import_module
 
-from benchmarks import (
-    collect,
-    credit,
-    engine_gap,
-    faults,
-    horizon,
-    profile,
-    sample,
-    slow_slot,
-    stepping,
-    tool_latency,
-    train_step,
-    update,
+QUICK = (
+    "credit",
+    "collect",
+    "update",
+    "profile",
+    "horizon",
+    "slow_slot",
+    "stepping",
+    "faults",
+    "tool_latency",
+    "engine_gap",
 )
-
-QUICK = {
-    "credit": credit.main,
-    "collect": collect.main,
-    "update": update.main,
-    "profile": profile.main,
-    "horizon": horizon.main,
-    "slow_slot": slow_slot.main,
-    "stepping": stepping.main,
-    "faults": faults.main,
-    "tool_latency": tool_latency.main,
-    "engine_gap": engine_gap.main,
-}
-WITH_PEERS = {"train_step": train_step.main, "sample": sample.main}  # they install gigabytes of other projects first
-ALL = QUICK | WITH_PEERS
+WITH_PEERS = ("train_step", "sample")  # they install gigabytes of other projects first
 
 for name in sys.argv[1:] or QUICK:
-    if name not in ALL:
-        sys.exit(f"unknown benchmark {name!r}; there are {', '.join(ALL)}")
-    ALL[name]()
+    if name not in QUICK + WITH_PEERS:
+        sys.exit(f"unknown benchmark {name!r}; there are {', '.join(QUICK + WITH_PEERS)}")
+    import_module(f"benchmarks.{name}").main()

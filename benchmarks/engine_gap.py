@@ -21,7 +21,10 @@ from turnwise.render import Renderer
 
 ENGINES: dict[str, dict[str, Any]] = {
     "local": {"use": "local"},
-    "vllm": {"use": "vllm_inside", "options": {"max_model_len": 1024, "enforce_eager": True, "gpu_memory_utilization": 0.3}},
+    "vllm": {
+        "use": "vllm_inside",
+        "options": {"max_model_len": 1024, "enforce_eager": True, "gpu_memory_utilization": 0.3},
+    },
 }
 PRECISIONS = ("fp32", "bf16")
 BATCHES = 4

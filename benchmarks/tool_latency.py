@@ -1,18 +1,20 @@
 """64 episodes at once whose tools take their time: does anybody wait for another's tool?
 
-Every episode calls a tool four times and answers; the model's own sampling is real, its words are then replaced. What
-the engine does for a token is compared with a run whose tools answer at once, and the whole with the slowest episode
-by itself.
+Every episode calls a tool four times and answers: the model computes as ever, and is then told which token it has
+sampled. What the engine does for a token is compared with a run whose tools answer at once, and the whole with the
+slowest episode by itself.
 """
 
 import asyncio
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from benchmarks.common import record
 from turnwise.collector import Collector
@@ -56,33 +58,34 @@ async def ponder(context: ToolContext) -> str:
     return "done"
 
 
-class Told:
-    """Samples as the model would, and then says what it is told to: calls first, an answer at last."""
+class Told(LocalEngine):
+    """Computes as for any reply, and then takes the words that it is told to say: calls first, an answer at last."""
 
     def __init__(self, engine: LocalEngine, codec: Codec):
-        self.engine = engine
-        self.calls, self.answer = (tuple(codec.encode(text)) for text in (CALL, "#### 1"))
+        super().__init__(engine.model, frozenset(), engine._precision)
+        self.calls, self.answer = (list(codec.encode(text)) for text in (CALL, "#### 1"))
         self.busy_s = 0.0
         self.tokens = 0
-        step = engine._step
-
-        def timed() -> None:
-            start = time.perf_counter()
-            step()
-            self.busy_s += time.perf_counter() - start
-
-        engine._step = timed  # type: ignore[method-assign]
-        engine._stop_ids = frozenset()  # every reply takes as long as the one that it stands for
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
-        asked = sum(prompt_ids[at : at + len(self.calls)] == self.calls for at in range(len(prompt_ids)))
-        words = self.answer if asked == CALLS else self.calls
-        sampled = await self.engine.generate(prompt_ids, replace(sampling, max_tokens=len(words)))
+        words = self.words(prompt_ids)
         self.tokens += len(words)
-        return replace(sampled, token_ids=words)
+        return await super().generate(prompt_ids, replace(sampling, max_tokens=len(words)))
 
-    def load(self, weights: Mapping[str, Any], version: int) -> None:
-        self.engine.load(weights, version)
+    def words(self, prompt: Sequence[int]) -> list[int]:
+        asked = sum(list(prompt[at : at + len(self.calls)]) == self.calls for at in range(len(prompt)))
+        return self.answer if asked == CALLS else self.calls
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        super()._step()
+        self.busy_s += time.perf_counter() - start
+
+    def _sample(self, requests: list[Any], hidden: torch.Tensor) -> None:
+        super()._sample(requests, hidden)
+        for request in requests:
+            words = self.calls if request.sampling.max_tokens == len(self.calls) else self.answer
+            request.tokens[-1] = words[len(request.tokens) - 1]
 
 
 def main() -> None:

@@ -97,7 +97,8 @@ class Policy(nn.Module):
             options["context_fn"] = self.adapters.checkpointed
         for model in (self.actor, self.critic_trunk):
             if model is not None:
-                model.activation_checkpointing_enable(options)
+                renamed: Any = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.20
+                (renamed or model.gradient_checkpointing_enable)(options)
 
     def forward(self, micro: Micro) -> Forward:
         """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""

@@ -257,6 +257,20 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(tiny)
     assert tokens_read(engine, [longer]) == [len(longer)]
 
 
+def test_what_prompts_that_arrive_together_have_in_common_is_read_once(tiny):
+    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+    start = PROMPTS[4]  # 80 tokens
+    prompts = [start, start, PROMPTS[0], start, *((*start[:50], 9, number) for number in range(3))]
+    requests = [(prompt, Sampling(4, seed=number)) for number, prompt in enumerate(prompts)]
+    read: list[tuple[int, ...]] = []
+    hook = engine.model.get_decoder().register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
+    replies = together(engine, requests)
+    hook.remove()
+    assert read[:2] == [(2, 80), (5, 2)] and {shape[1] for shape in read[2:]} == {1}
+    for (prompt, sampling), reply in zip(requests, replies, strict=True):
+        assert_same(reply, alone(engine, prompt, sampling))
+
+
 def test_a_conversation_goes_on_in_its_own_row(tiny):
     """So the cache does not grow with the turns of an episode."""
     engine = LocalEngine(tiny[0], frozenset(), nullcontext())

@@ -20,6 +20,7 @@ from turnwise.trunk import last_mlp_at, prepare
 from turnwise.types import Generation, Sampling
 
 _ROOM = 64  # cache columns are added in such steps
+_WORTH = 32  # tokens that somebody need not read, if another reads them first
 
 
 @dataclass
@@ -33,6 +34,11 @@ class _Request:
     @property
     def tokens(self) -> list[int]:
         return self.reply.tokens
+
+    @property
+    def begun(self) -> list[int]:
+        """What is to be read before the next token."""
+        return [*self.prompt, *self.tokens]
 
 
 class _Cache:
@@ -58,9 +64,7 @@ class _Cache:
 
         That is one token at least, since what follows the last one is wanted.
         """
-        shared = [_common(held, prompt[:-1]) for held in self._held]
-        donor = max(range(len(shared)), key=shared.__getitem__, default=0)
-        known = shared[donor] if shared else 0
+        donor, known = self.find(prompt)
         resting = range(self.busy, len(self._held))
         if donor in resting and known == len(self._held[donor]):
             row = donor  # the prompt goes on from there
@@ -79,6 +83,14 @@ class _Cache:
         self._swap(row, self.busy)
         self.busy += 1
         return prompt[known:]
+
+    def find(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """The row that holds most of a prompt's beginning, and how many tokens; the last one is not looked for."""
+        donor, known = 0, 0
+        for row, held in enumerate(self._held):
+            if held[: known + 1] == prompt[: known + 1]:  # else it holds no more
+                donor, known = row, max(known, _common(held, prompt[:-1]))
+        return donor, known
 
     def release(self, row: int) -> None:
         """Let a row rest; the last busy one takes its place."""
@@ -188,16 +200,25 @@ class LocalEngine:
     def _step(self) -> None:
         if self._running:
             self._sample(self._running, self._read(0, [request.tokens[-1:] for request in self._running]))
-        if self._waiting:
-            arrived, self._waiting = self._waiting, []
+        while self._waiting:
+            arrived, self._waiting = self._first_readers()
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
-            prompts = [
-                self._cache.admit([*r.prompt, *r.tokens], len(r.prompt) + r.sampling.max_tokens) for r in arrived
-            ]
+            prompts = [self._cache.admit(r.begun, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
             self._sample(arrived, self._read(first, prompts))
         for row in range(len(self._running) - 1, -1, -1):
             self._finish(row)
+
+    def _first_readers(self) -> tuple[list[_Request], list[_Request]]:
+        """Who reads a prompt now, and who waits until another has read what both begin with."""
+        now: list[_Request] = []
+        later: list[_Request] = []
+        for request in self._waiting:
+            prompt = request.begun
+            worth = self._cache.find(prompt)[1] + _WORTH
+            common = len(prompt) > worth and any(other.begun[:worth] == prompt[:worth] for other in now)
+            (later if common else now).append(request)
+        return now, later
 
     def _read(self, first: int, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Read the next tokens of R rows from `first` on; returns the hidden states [R, D] at the last of each."""

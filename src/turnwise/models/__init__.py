@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from turnwise.config import ModelConfig
 
-EMBEDDED = {"tiny": Path(__file__).parent / "tiny"}
+EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-tools")}
 
 
 def locate(path: str) -> str:

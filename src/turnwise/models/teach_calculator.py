@@ -20,7 +20,7 @@ class CalculatorTeacher:
     makes mistakes in a share of the calls and of the answers that it copies.
     """
 
-    episodes: int = 8_000
+    episodes: int = 16_000
     levels: tuple[int, ...] = (1, 2, 3)
     from_head: float = 0.5
     mistyped: float = 0.3
