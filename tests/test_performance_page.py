@@ -7,7 +7,7 @@ from benchmarks.page import FIGURE, PAGE, refreshed
 
 def test_figures_are_those_of_the_records():
     page = PAGE.read_text()
-    assert len(FIGURE.findall(page)) >= 15
+    assert len(FIGURE.findall(page)) >= 30
     assert refreshed(page) == page
 
 

@@ -60,9 +60,8 @@ def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
     given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
     given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": _Rows(line)}
-    if any(
-        getattr(part, "gradient_checkpointing", False) for part in trunk.modules()
-    ):  # it runs layers again later, without hooks
+    # Checkpointing runs layers again later, without hooks.
+    if any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules()):
         return trunk(**given).last_hidden_state[0, places]
     with last_mlp_at(trunk, (torch.zeros_like(places), places)):
         return trunk(**given).last_hidden_state[0, places]
