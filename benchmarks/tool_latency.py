@@ -97,13 +97,13 @@ def main() -> None:
             series.append(busy_s / tokens)
             if mean_s:
                 walls.append(wall / slowest)
-    ratio = statistics.median(quick / slow for quick, slow in zip(busy[0.0], busy[MEAN_S], strict=True))
+    ratio = statistics.median(slow / quick for quick, slow in zip(busy[0.0], busy[MEAN_S], strict=True))
     record(
         "tool_latency",
         {
             "busy_ms_a_token_without_latency": 1e3 * statistics.median(busy[0.0]),
             "busy_ms_a_token": 1e3 * statistics.median(busy[MEAN_S]),
-            "tokens_a_busy_second_of_those_without_latency": ratio,
+            "busy_a_token_of_that_without_latency": ratio,
             "wall_of_the_slowest_episode_alone": statistics.median(walls),
         },
     )
@@ -140,6 +140,7 @@ def alone() -> float:
 def settings(mean_s: float, episodes: int = EPISODES) -> Config:
     return parse_config(
         {
+            "model": {"path": "tiny-tools"},
             "agent": {"use": "tool", "tools": [f"{__name__}:ponder"]},
             "data": {"generate": {"use": f"{__name__}:Rows", "mean_s": mean_s}},
             "rollout": {"n_env": episodes, "episodes": 1, "max_prompt_tokens": 2048},
