@@ -5,6 +5,9 @@ BIN := .venv/bin
 # TORCH='torch --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
+# Where Python is told to keep no bytecode, every process would compile all that it imports: ten seconds for torch.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup train test check format bench clean
 
 setup: .venv/ready
