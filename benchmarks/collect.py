@@ -1,7 +1,7 @@
 """How much time do batches of a fixed number of turns save over batches of whole episodes?
 
-Episode lengths are geometric (mean 30, at most 400), and one environment in eight answers slowly. A batch of whole
-episodes is over when the longest is; in a batch of turns every slot has as much to do.
+Episode lengths are geometric (mean 30, at most 400). A batch of whole episodes is over when the longest is; in a batch
+of turns every slot has as much to do. With environments that answer at once, and again with one in eight that is slow.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from turnwise.slot import Slot
 
 SLOTS, TURNS = 32, 8
 MEAN, CAP = 30, 400
-SLOW_S = 0.1  # a turn of the slow environments; the others take a tenth of it
-ROUNDS = 3
+LATENCIES = {"collect": 0.0, "collect_slow": 0.1}  # seconds a turn of the slow ones; the others take a tenth of it
+ROUNDS = 5
 
 
 class Geometric(Endless):
@@ -34,29 +34,36 @@ class Geometric(Endless):
 
 
 def main() -> None:
+    for name, slow_s in LATENCIES.items():
+        record(name, measured(slow_s))
+
+
+def measured(slow_s: float) -> dict[str, float]:
     turns: dict[str, list[float]] = {"turns": [], "episodes": []}
     idle: dict[str, list[float]] = {"turns": [], "episodes": []}
-    config = settings()
+    config = settings(slow_s)
     engine, renderer = open_player(config, None)
     collectors = {name: Collector(config, renderer) for name in turns}
-    for _ in range(ROUNDS):
-        for name, collector in collectors.items():
-            rate, waiting = asyncio.run(batch(name, collector, engine))
-            turns[name].append(rate)
-            idle[name].append(waiting)
+    with asyncio.Runner() as runner:
+        for number in range(ROUNDS + 1):  # the first warms up
+            for name, collector in collectors.items():
+                rate, waiting = runner.run(batch(name, collector, engine))
+                if number:
+                    turns[name].append(rate)
+                    idle[name].append(waiting)
     for collector in collectors.values():
         collector.close()
     figures = {f"turns_per_s_in_batches_of_{name}": statistics.median(series) for name, series in turns.items()}
     figures |= {f"idle_share_in_batches_of_{name}": statistics.median(series) for name, series in idle.items()}
     ratio = statistics.median(mine / theirs for mine, theirs in zip(turns["turns"], turns["episodes"], strict=True))
-    record("collect", {**figures, "ratio": ratio})
+    return {**figures, "ratio": ratio}
 
 
-def settings() -> Config:
-    tasks = {f"{number}": {"sleep_s": SLOW_S if number == 0 else SLOW_S / 10} for number in range(8)}
+def settings(slow_s: float) -> Config:
+    tasks = {f"{number}": {"sleep_s": slow_s if number == 0 else slow_s / 10} for number in range(8)}
     return parse_config(
         {
-            "environment": {"id": f"{__name__}:Geometric", "workers": "thread", "tasks": tasks},
+            "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow_s else "inline", "tasks": tasks},
             "parser": {"cue": "Answer with THINK: and ACTION:"},
             "rollout": {"n_env": SLOTS, "e_len": TURNS, "max_prompt_tokens": 512, "max_reply_tokens": 24},
             "update": {"minibatch": 64},

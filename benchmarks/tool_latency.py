@@ -81,8 +81,8 @@ class Told(LocalEngine):
         super()._step()
         self.busy_s += time.perf_counter() - start
 
-    def _sample(self, requests: list[Any], hidden: torch.Tensor) -> None:
-        super()._sample(requests, hidden)
+    def _sample(self, requests: list[Any], logits: torch.Tensor) -> None:
+        super()._sample(requests, logits)
         for request in requests:
             words = self.calls if request.sampling.max_tokens == len(self.calls) else self.answer
             request.tokens[-1] = words[len(request.tokens) - 1]

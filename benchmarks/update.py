@@ -18,8 +18,8 @@ from turnwise.types import Generation, Observation, Segment, Turn
 from turnwise.update import Optimizers, assign_credit, update
 
 ROUNDS = 3
-TURNS, REPLY = 256, 16
-SIZES = {"2M": (256, 3), "10M": (448, 5), "50M": (896, 6)}  # width and layers
+REPLY = 16
+SIZES = {"2M": (256, 3, 256), "10M": (448, 5, 128), "50M": (896, 6, 64)}  # width, layers, and turns to train on
 SPREADS = {"even": (128, 128), "4x": (52, 208)}  # shortest and longest row, in tokens
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     figures: dict[str, float] = {f"product_gflops_{name}": rate for name, rate in product_rate(device).items()}
     best = max(figures.values())
     policies = {}
-    for name, (width, layers) in SIZES.items():
+    for name, (width, layers, _) in SIZES.items():
         model = small_model(width, layers).to(device)  # pyright: ignore[reportArgumentType]
         policies[name] = Policy(model, "separate", reference=False, precision=precision)
         figures[f"parameters_{name}"] = sum(p.numel() for p in model.parameters())
@@ -40,7 +40,7 @@ def main() -> None:
         for size, policy in policies.items():
             optimizers = Optimizers(policy, config)
             for spread, (shortest, longest) in SPREADS.items():
-                batch = made_up(shortest, longest)
+                batch = made_up(SIZES[size][2], shortest, longest)
                 credit = assign_credit(batch, policy.score(batch, config.micro_tokens), DualGAE(), 0.0)
                 name = f"{size}_{spread}"
                 if name not in work:
@@ -64,21 +64,22 @@ def main() -> None:
 
 def small_model(width: int, layers: int) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
+    heads = width // 64
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=512, hidden_size=width, intermediate_size=width * 5 // 2, num_hidden_layers=layers,
-            num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), max_position_embeddings=4096,
+            num_attention_heads=heads, num_key_value_heads=2 - heads % 2, max_position_embeddings=4096,
             tie_word_embeddings=True,
         )
     )  # fmt: skip
 
 
-def made_up(shortest: int, longest: int) -> Batch:
+def made_up(turns: int, shortest: int, longest: int) -> Batch:
     """Turns of random tokens that share no beginning, with row lengths spread evenly."""
     luck = torch.Generator().manual_seed(1)
     segments = []
-    for number in range(TURNS):
-        length = shortest + (longest - shortest) * number // (TURNS - 1)
+    for number in range(turns):
+        length = shortest + (longest - shortest) * number // (turns - 1)
         ids = torch.randint(0, 512, (length,), generator=luck).tolist()
         generation = Generation(tuple(ids[-REPLY:]), (-6.0,) * REPLY, "length", 0)
         turn = Turn(Observation(""), tuple(ids[:-REPLY]), generation, None, 0, float(number % 2), "", "", "")

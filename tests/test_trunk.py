@@ -143,9 +143,19 @@ def test_a_scale_of_one_changes_nothing():
     assert model.config._attn_implementation == ATTENTION
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_precision_is_bf16_only_where_it_is_faster(monkeypatch, fast):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: fast)
+@pytest.mark.parametrize(
+    ("processor", "tiles", "fast"),
+    [
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, False, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, False, False),
+        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True}, False, False),  # which says so, and is slow
+        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True}, True, True),
+        ({}, False, False),
+    ],
+)
+def test_precision_is_bf16_only_where_it_is_faster(monkeypatch, processor, tiles, fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert isinstance(arithmetic("auto", torch.device("cpu")), torch.autocast) == fast
     assert isinstance(arithmetic("bf16", torch.device("cpu")), torch.autocast)
     assert not isinstance(arithmetic("fp32", torch.device("cpu")), torch.autocast)

@@ -107,16 +107,24 @@ def _attend(
     shared, heads = rows.shared, query.shape[1]
     repeat = heads // key.shape[1]
     key, value = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (key, value))
-    attention = nn.functional.scaled_dot_product_attention
     q, k, v = (x[0][:, rows.places].transpose(0, 1) for x in (query, key, value))  # [b, heads, W, d]
     beginning = []
     if shared:
         first_q, first_k, first_v = (x[:, :, :shared] for x in (query, key, value))
-        beginning = [attention(first_q, first_k, first_v, is_causal=True, scale=scaling)[0]]
+        beginning = [_softmax_over(first_q, first_k, first_v, is_causal=True, scale=scaling)[0]]
         k, v = (torch.cat([x.expand(len(own), -1, -1, -1), own], 2) for x, own in ((first_k, k), (first_v, v)))
-    side = attention(q, k, v, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling)
+    side = _softmax_over(q, k, v, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling)
     line = torch.cat([*beginning, side.transpose(0, 1)[:, *rows.back]], 1)  # [heads, M, d]
     return nn.functional.pad(line, (0, 0, 0, query.shape[2] - line.shape[1])).transpose(0, 1)[None], None
+
+
+def _softmax_over(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Attention; in fp32 on a processor without tile matrices, whose backward pass takes twice as long in bf16."""
+    attention = nn.functional.scaled_dot_product_attention
+    if query.device.type != "cpu" or torch.cpu._is_amx_tile_supported():
+        return attention(query, key, value, **options)
+    with torch.autocast("cpu", enabled=False):
+        return attention(query.float(), key.float(), value.float(), **options).to(query.dtype)
 
 
 AttentionInterface.register(ATTENTION, _attend)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
+from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine, sample
 from turnwise.policy import Policy
 from turnwise.render import Renderer
@@ -27,10 +28,18 @@ PROMPTS = [
 PROMPTS = [tuple(map(int, prompt)) for prompt in PROMPTS]
 
 
-@pytest.fixture
-def engine(tiny) -> LocalEngine:
+@pytest.fixture(params=["decoder", "module"])
+def engine(tiny, request, monkeypatch) -> LocalEngine:
     """Stops at one token in nine or so, so that the requests of a crowd leave at different times."""
+    monkeypatch.setattr(Decoder, "fits", lambda model: request.param == "decoder")
     return LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
+
+
+@pytest.fixture
+def watched(tiny, monkeypatch) -> LocalEngine:
+    """Samples by the model's own modules, which a test can hook on to."""
+    monkeypatch.setattr(Decoder, "fits", lambda model: False)
+    return LocalEngine(tiny[0], frozenset(), nullcontext())
 
 
 def together(engine: LocalEngine, requests: Sequence[tuple[Sequence[int], Sampling]]) -> list[Generation]:
@@ -244,8 +253,8 @@ def tokens_read(engine: LocalEngine, prompts: Sequence[Sequence[int]]) -> list[i
     return [read[place + 1] for place, count in enumerate(read) if count == -1]
 
 
-def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(tiny):
-    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(watched):
+    engine = watched
     start = PROMPTS[1]  # 40 tokens
     reply = alone(engine, start, Sampling(3)).token_ids
     longer = (*start, *reply, 7, 8)
@@ -257,8 +266,8 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(tiny)
     assert tokens_read(engine, [longer]) == [len(longer)]
 
 
-def test_what_prompts_that_arrive_together_have_in_common_is_read_once(tiny):
-    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+def test_what_prompts_that_arrive_together_have_in_common_is_read_once(watched):
+    engine = watched
     start = PROMPTS[4]  # 80 tokens
     prompts = [start, start, PROMPTS[0], start, *((*start[:50], 9, number) for number in range(3))]
     requests = [(prompt, Sampling(4, seed=number)) for number, prompt in enumerate(prompts)]
@@ -271,9 +280,9 @@ def test_what_prompts_that_arrive_together_have_in_common_is_read_once(tiny):
         assert_same(reply, alone(engine, prompt, sampling))
 
 
-def test_a_conversation_goes_on_in_its_own_row(tiny):
+def test_a_conversation_goes_on_in_its_own_row(watched):
     """So the cache does not grow with the turns of an episode."""
-    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
+    engine = watched
     prompts = {n: PROMPTS[n] for n in (1, 4, 6)}
     for turn in range(4):
         replies = together(engine, [(prompt, Sampling(3, seed=turn)) for prompt in prompts.values()])
@@ -353,13 +362,13 @@ def test_a_shorter_limit_only_cuts_the_reply(engine):
         assert alone(engine, PROMPTS[2], Sampling(limit, seed=5)).token_ids == whole[:limit]
 
 
-def test_the_model_is_left_in_the_mode_in_which_it_was_found(engine):
+def test_the_model_is_left_in_the_mode_in_which_it_was_found(watched):
     modes = []
-    hook = engine.model.lm_head.register_forward_hook(lambda *_: modes.append(engine.model.training))
+    hook = watched.model.lm_head.register_forward_hook(lambda *_: modes.append(watched.model.training))
     for training in (True, False):
-        engine.model.train(training)
-        alone(engine, PROMPTS[0], Sampling(2))
-        assert engine.model.training is training
+        watched.model.train(training)
+        alone(watched, PROMPTS[0], Sampling(2))
+        assert watched.model.training is training
     hook.remove()
     assert set(modes) == {False}
 
@@ -377,8 +386,10 @@ def test_the_model_is_left_in_the_mode_in_which_it_was_found(engine):
         (5, 4, "023567"),  # the last three have just been read
     ],
 )
-def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable_afterwards(tiny, call, gap, reached):
-    engine, requests = LocalEngine(tiny[0], frozenset(), nullcontext()), requests_of()
+def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable_afterwards(
+    watched, call, gap, reached
+):
+    engine, requests = watched, requests_of()
     expected = together(engine, requests)
     calls = count(1)
 
@@ -407,10 +418,9 @@ def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable
 
 
 @pytest.mark.parametrize("part", ["lm_head", "model"])
-def test_no_caller_waits_for_ever_wherever_the_model_fails(tiny, part):
+def test_no_caller_waits_for_ever_wherever_the_model_fails(watched, part):
     """In the trunk or in the head, at any call, whoever has come by then."""
-    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
-    requests = requests_of(6, longest=6)
+    engine, requests = watched, requests_of(6, longest=6)
 
     async def late(gap: int, request: Any) -> Generation:
         for _ in range(gap):
@@ -438,8 +448,8 @@ def test_no_caller_waits_for_ever_wherever_the_model_fails(tiny, part):
             assert all(isinstance(answer, RuntimeError | Generation) for answer in answers)
 
 
-def test_after_a_failure_the_same_loop_may_go_on(engine):
-    expected = alone(engine, *requests_of()[0])
+def test_after_a_failure_the_same_loop_may_go_on(watched):
+    expected = alone(watched, *requests_of()[0])
     calls = count(1)
 
     def fail(*_: object) -> None:
@@ -448,10 +458,10 @@ def test_after_a_failure_the_same_loop_may_go_on(engine):
 
     async def ask():
         with pytest.raises(RuntimeError, match="out of memory"):
-            await engine.generate(*requests_of()[0])
-        return await engine.generate(*requests_of()[0])
+            await watched.generate(*requests_of()[0])
+        return await watched.generate(*requests_of()[0])
 
-    hook = engine.model.lm_head.register_forward_hook(fail)
+    hook = watched.model.lm_head.register_forward_hook(fail)
     assert_same(asyncio.run(ask()), expected)
     hook.remove()
 

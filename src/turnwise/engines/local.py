@@ -1,4 +1,4 @@
-"""Samples in this process from the very module that is trained: no copy of the weights, no second log-prob.
+"""Samples in this process from the very module that is trained.
 
 A request joins as soon as it arrives and leaves when it is done, so nobody waits for the longest reply. All
 requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnwise.engines.decoder import Decoder
 from turnwise.engines.reply import Reply
 from turnwise.trunk import last_mlp_at, prepare
 from turnwise.types import Generation, Sampling
@@ -42,7 +43,7 @@ class _Request:
 
 
 class _Cache:
-    """Keys and values, a row a request: per layer [rows, heads, columns, size]. Stands in for a transformers cache.
+    """A row a request: per layer keys and values, [2, rows, heads, columns, size]. Stands in for a transformers cache.
 
     The first `busy` rows are in use. The others rest: they keep what they hold for prompts that begin with it.
     """
@@ -53,8 +54,7 @@ class _Cache:
         self._held: list[list[int]] = []  # the ids whose keys and values a row holds
         self._rested: list[int] = []  # since when a row rests
         self._clock = 0
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._layers: list[Tensor] = []
         self._columns = 0  # that the tensors must have
         self._new: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # rows [R, 1] and columns [R, T]
         self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
@@ -77,8 +77,8 @@ class _Cache:
         self._columns = max(self._columns, room)
         self._fit()
         if row != donor and known:
-            for tensor in (*self._keys, *self._values):
-                tensor[row, :, :known] = tensor[donor, :, :known]
+            for tensor in self._layers:
+                tensor[:, row, :, :known] = tensor[:, donor, :, :known]
         self._held[row] = list(prompt[:known])
         self._swap(row, self.busy)
         self.busy += 1
@@ -118,31 +118,39 @@ class _Cache:
         # Padding leaves its keys behind a row's own, where no token looks before they are overwritten.
         return ids, positions, (torch.arange(columns, device=self._device) <= positions[:, :, None])[:, None]
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Called by the attention of each layer with the new keys and values [R, heads, T, size]."""
+    def keep(self, new: Tensor, layer: int) -> Tensor:
+        """Keep a layer's new keys and values [R, T, 2, heads, size]; returns what is looked at [2, R, heads, C, size].
+
+        For the rows and columns that `extend` opened.
+        """
         (rows, columns), (span, width) = self._new, self._seen
-        for kept, new in ((self._keys, keys), (self._values, values)):
-            if layer == len(kept):
-                kept.append(new.new_zeros((len(self._held), new.shape[1], self._columns, new.shape[3])))
-            kept[layer][rows, :, columns] = new.transpose(1, 2).to(kept[layer].dtype)
-        return self._keys[layer][span, :, width], self._values[layer][span, :, width]
+        if layer == len(self._layers):
+            self._layers.append(new.new_zeros((2, len(self._held), new.shape[3], self._columns, new.shape[4])))
+        self._layers[layer][:, rows, :, columns] = new.to(self._layers[layer].dtype)
+        return self._layers[layer][:, span, :, width]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, ...]:
+        """Called by the attention of each layer of transformers with the new keys and values [R, heads, T, size]."""
+        return self.keep(torch.stack([keys, values], 1).permute(0, 3, 1, 2, 4), layer).unbind()
 
     def _fit(self) -> None:
         """Make the tensors large enough, with zeros: the unwritten is read under a mask, and 0 x NaN is NaN."""
         rows, columns = len(self._held), -(-self._columns // _ROOM) * _ROOM
         self._columns = columns
-        for kept in (self._keys, self._values):
-            for layer, old in enumerate(kept):
-                if old.shape[0] < rows or old.shape[2] < columns:
-                    height = old.shape[0] if old.shape[0] >= rows else max(rows, old.shape[0] * 3 // 2)
-                    kept[layer] = old.new_zeros((height, old.shape[1], columns, old.shape[3]))
-                    kept[layer][: old.shape[0], :, : old.shape[2]] = old
+        for layer, old in enumerate(self._layers):
+            if old.shape[1] < rows or old.shape[3] < columns:
+                height = old.shape[1] if old.shape[1] >= rows else max(rows, old.shape[1] * 3 // 2)
+                self._layers[layer] = old.new_zeros((2, height, old.shape[2], columns, old.shape[4]))
+                self._layers[layer][:, : old.shape[1], :, : old.shape[3]] = old
 
     def _swap(self, one: int, other: int) -> None:
         if one != other:
             width = max(len(self._held[one]), len(self._held[other]))
-            for tensor in (*self._keys, *self._values):
-                tensor[[one, other], :, :width] = tensor[[other, one], :, :width]
+            for tensor in self._layers:
+                here, there = tensor[:, one, :, :width], tensor[:, other, :, :width]
+                kept = here.clone()
+                here.copy_(there)
+                there.copy_(kept)
             self._held[one], self._held[other] = self._held[other], self._held[one]
             self._rested[one], self._rested[other] = self._rested[other], self._rested[one]
 
@@ -155,7 +163,8 @@ class LocalEngine:
         self.model = model
         self.version = 0
         self._stop_ids = stop_ids
-        self._precision = precision
+        self._decoder = Decoder(model, isinstance(precision, torch.autocast)) if Decoder.fits(model) else None
+        self._precision = precision if self._decoder is None else nullcontext()
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._cache = _Cache(model.device)
@@ -167,6 +176,8 @@ class LocalEngine:
         Replies under way go on with the tokens they have.
         """
         self.version = version
+        if self._decoder is not None:
+            self._decoder.load()
         self._cache = _Cache(self.model.device)
         self._waiting, self._running = [*self._running, *self._waiting], []
 
@@ -221,18 +232,20 @@ class LocalEngine:
         return now, later
 
     def _read(self, first: int, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Read the next tokens of R rows from `first` on; returns the hidden states [R, D] at the last of each."""
+        """Read the next tokens of R rows from `first` on; returns the logits [R, V] after the last of each."""
         ids, positions, mask = self._cache.extend(first, tokens)
+        ends = torch.tensor([len(new) - 1 for new in tokens])
+        if self._decoder is not None:
+            return self._decoder.logits(ids, positions, mask, ends, self._cache.keep)
         trunk = self.model.get_decoder()
-        lasts = torch.arange(len(tokens)), torch.tensor([len(new) - 1 for new in tokens])
+        lasts = torch.arange(len(tokens)), ends
         with last_mlp_at(trunk, lasts) if ids.shape[1] > 1 else nullcontext():
             output = trunk(
                 ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
             )
-        return output.last_hidden_state[lasts]
+        return self.model.lm_head(output.last_hidden_state[lasts]).float()
 
-    def _sample(self, requests: list[_Request], hidden: Tensor) -> None:
-        logits = self.model.lm_head(hidden).float()
+    def _sample(self, requests: list[_Request], logits: Tensor) -> None:
         luck = torch.tensor([request.luck[len(request.tokens)] for request in requests], device=logits.device)
         tokens, logprobs = sample(logits, [request.sampling for request in requests], luck)
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -269,11 +282,13 @@ def sample(logits: Tensor, sampling: list[Sampling], luck: Tensor) -> tuple[Tens
     allowed = logprobs
     if any(s.top_k or s.top_p < 1 for s in sampling):
         allowed = torch.stack([_filter(row, s) for row, s in zip(logprobs, sampling, strict=True)])
-    cumulative = allowed.double().exp().cumsum(dim=-1)
+    cumulative = allowed.exp().cumsum(dim=-1, dtype=torch.float64)
     target = luck.double()[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
-    tokens = torch.where(greedy, logits.argmax(dim=-1), tokens.clamp(max=logits.shape[-1] - 1))
+    tokens = tokens.clamp_(max=logits.shape[-1] - 1)
+    greedy = [row for row, s in enumerate(sampling) if s.temperature == 0]
+    if greedy:
+        tokens[greedy] = logits[greedy].argmax(dim=-1)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 

@@ -1,0 +1,212 @@
+"""The forward pass of Llama, Mistral, Qwen2 and Qwen3 for sampling on a CPU, in as few operations as there can be.
+
+A small model's products take microseconds there, so what lies around them counts: Python modules, casts, products
+that could be one. It computes what transformers' modules compute, to rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+_STEADY = ("default", "linear", "llama3", "yarn")  # rotary positions whose angles do not depend on the length
+_SMALL = 300_000_000  # parameters up to which the copy of the weights costs little
+
+Remember = Callable[[Tensor, int], Tensor]
+"""Keeps a layer's new keys and values [R, T, 2, groups, d]; returns all that are looked at, [2, R, groups, C, d]."""
+
+
+class _Linear:
+    """Products of the same input as one; of a normed input where a norm is given; with their rows in another order."""
+
+    def __init__(self, parts: Sequence[nn.Linear], bf16: bool, norm: Any = None, order: Tensor | None = None):
+        weight = torch.cat(tuple(part.weight for part in parts))
+        bias = None if parts[0].bias is None else torch.cat(tuple(part.bias for part in parts))
+        if norm is not None:
+            weight = weight * (norm.weight * weight.shape[1] ** 0.5)
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
+        self._bf16 = bf16
+        if bf16:  # laid out for the processor once, and not anew in every product
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
+            bias = None if bias is None else bias.bfloat16()
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, given: Tensor) -> Tensor:
+        """[N, out] of [N, in]"""
+        if self._bf16:
+            given = given.bfloat16()
+            return torch.ops.mkldnn._linear_pointwise(given, self._weight, self._bias, "none", [], "")
+        return nn.functional.linear(given, self._weight, self._bias)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The products; those after a norm hold its weights."""
+
+    qkv: _Linear
+    out: _Linear
+    gate_up: _Linear
+    down: _Linear
+    head_norms: Tensor | None  # of queries and keys, [heads + groups, d]
+
+
+@dataclass(frozen=True)
+class _New:
+    """The tokens that are read now: N of them behind one another, or in R rows padded on the right to T columns."""
+
+    shape: torch.Size  # R and T
+    places: Tensor | None  # [N] in the rows; None: there is no padding
+    lasts: Tensor  # [R] the column of the last of each row
+    ends: Tensor  # [R] its place among the N
+    mask: Tensor | None  # what attention adds, [R, 1, T, C]; None: nobody looks ahead, and at all else
+
+    def rows(self, flat: Tensor) -> Tensor:
+        """[R, T, heads, d] of [N, heads, d]."""
+        if self.places is not None:
+            flat = flat.new_zeros((self.shape.numel(), *flat.shape[1:])).index_copy_(0, self.places, flat)
+        return flat.view(*self.shape, *flat.shape[1:])
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """[N, heads x d] of [R, T, heads, d]."""
+        flat = rows.reshape(self.shape.numel(), -1)
+        return flat if self.places is None else flat[self.places]
+
+    def last(self) -> "_New":
+        """Only the last token of each row."""
+        every = torch.arange(len(self.lasts))
+        if self.mask is None:
+            mask = _hidden(torch.arange(self.shape[1]) <= self.lasts[:, None, None, None])
+        else:
+            mask = self.mask[every, :, self.lasts, None]
+        return _New(torch.Size((len(every), 1)), None, torch.zeros_like(self.lasts), every, mask)
+
+
+class Decoder:
+    """Holds copies of the weights, which `load` takes anew; with `bf16` the products with them are in it."""
+
+    def __init__(self, model: PreTrainedModel, bf16: bool):
+        config: Any = model.config
+        self._trunk: Any = model.get_decoder()
+        self._lm_head: Any = model.get_output_embeddings()
+        self._bf16 = bf16
+        self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
+        sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
+        self._floor = {size: torch.tensor((size * config.rms_norm_eps) ** 0.5) for size in sizes}
+        self._nothing = torch.zeros(1, 1, 1)
+        self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
+        self.load()
+
+    @staticmethod
+    def fits(model: PreTrainedModel) -> bool:
+        """Whether it is a small one of the family, in fp32 on a processor, with plain linear layers (no adapters)."""
+        config: Any = model.config
+        if config.model_type not in FAMILY or model.device.type != "cpu" or model.num_parameters() > _SMALL:
+            return False
+        trunk: Any = model.get_decoder()
+        rotary, size = trunk.rotary_emb, trunk.layers[0].self_attn.head_dim
+        products = [part for name, part in model.named_modules() if name.endswith(("_proj", "lm_head"))]
+        plain = all(type(part) is nn.Linear and part.weight.dtype == torch.float32 for part in products)
+        whole = 2 * len(rotary.inv_freq) == size and rotary.rope_type in _STEADY
+        return plain and whole and config.hidden_act == "silu"
+
+    def load(self) -> None:
+        """Take the model's weights as they are now."""
+        with torch.no_grad():
+            self._layers = [self._layer(layer) for layer in self._trunk.layers]
+            self._head = _Linear([self._lm_head], self._bf16, self._trunk.norm)
+
+    def logits(self, ids: Tensor, positions: Tensor, mask: Tensor, lasts: Tensor, remember: Remember) -> Tensor:
+        """[R, V] after the last of each row's new tokens.
+
+        Ids and positions are [R, T], padded on the right behind column `lasts` [R]; the mask of attention is
+        [R, 1, T, C], true where a token is looked at.
+        """
+        new = _new(positions, mask, lasts)
+        angles = self._turn(positions, mask.shape[-1])
+        if new.places is not None:
+            ids, angles = ids.flatten()[new.places], angles[new.places]
+        hidden = nn.functional.embedding(ids.flatten(), self._trunk.embed_tokens.weight)  # [N, D]
+        for number, layer in enumerate(self._layers):
+            parts = new.rows(self._query_key_value(layer, self._unit(hidden), angles))
+            query, memory = parts.split((self._heads, 2 * self._groups), 2)
+            keys, values = remember(memory.unflatten(2, (2, -1)), number)
+            if number == len(self._layers) - 1 and new.shape[1] > 1:  # from here on nobody looks at the others
+                query, hidden = query[torch.arange(len(query)), new.lasts, None], hidden[new.ends]
+                new = new.last()
+            hidden = hidden + layer.out(new.flat(self._attention(query, keys, values, new.mask)))
+            gate, up = layer.gate_up(self._unit(hidden)).chunk(2, -1)
+            hidden = hidden + layer.down(nn.functional.silu(gate) * up)
+        return self._head(self._unit(hidden)).float()
+
+    def _turn(self, positions: Tensor, stop: int) -> Tensor:
+        """The rotary angles [R x T, 1, d / 2] of positions [R, T] before `stop`."""
+        if stop > len(self._angles):
+            every = torch.arange(2 * stop)
+            cosine, sine = self._trunk.rotary_emb(torch.empty(0), every[None])
+            half = cosine.shape[-1] // 2
+            self._angles = torch.complex(cosine[0, :, None, :half], sine[0, :, None, :half])
+        return self._angles[positions.flatten()]
+
+    def _query_key_value(self, layer: _Layer, given: Tensor, angles: Tensor) -> Tensor:
+        """[N, heads + 2 x groups, d]"""
+        parts = layer.qkv(given).float().unflatten(-1, (self._heads + 2 * self._groups, -1))
+        turned = parts[:, : -self._groups]
+        if layer.head_norms is not None:
+            turned.copy_(self._unit(turned) * layer.head_norms)
+        torch.view_as_complex(turned.unflatten(-1, (-1, 2))).mul_(angles)
+        return parts
+
+    def _attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """As many rows as there are queries [R, T, heads, d], over keys and values [R, groups, C, d]."""
+        rows, times, heads, size = query.shape
+        repeat = heads // self._groups
+        if times > 1:
+            keys, values = (x.repeat_interleave(repeat, 1) for x in (keys, values))
+            attention = nn.functional.scaled_dot_product_attention
+            query = query.transpose(1, 2)
+            return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
+        mask = self._nothing if mask is None else mask.expand(-1, self._groups, -1, -1).flatten(0, 1)
+        query, keys, values = query.reshape(-1, repeat, size), keys.flatten(0, 1), values.flatten(0, 1)
+        return torch.bmm(torch.baddbmm(mask, query, keys.mT, alpha=size**-0.5).softmax(-1), values).view(rows, -1)
+
+    def _unit(self, given: Tensor) -> Tensor:
+        """RMS norm, but for the weights and the square root of the width, which `_Linear` puts into what follows."""
+        size = torch.linalg.vector_norm(given, dim=-1, keepdim=True)
+        return given / torch.hypot(size, self._floor[given.shape[-1]])
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, perceptron = layer.self_attn, layer.mlp
+        size, norms = attention.head_dim, None
+        pairs = torch.arange(size).view(2, -1).T.flatten()  # what turns together stands together
+        turned = (torch.arange(self._heads + self._groups)[:, None] * size + pairs).flatten()
+        order = torch.cat([turned, torch.arange(len(turned), len(turned) + self._groups * size)])
+        if hasattr(attention, "q_norm"):
+            both = [attention.q_norm] * self._heads + [attention.k_norm] * self._groups
+            norms = torch.stack([norm.weight[pairs] for norm in both]) * size**0.5
+        products = [attention.q_proj, attention.k_proj, attention.v_proj]
+        return _Layer(
+            _Linear(products, self._bf16, layer.input_layernorm, order),
+            _Linear([attention.o_proj], self._bf16),
+            _Linear([perceptron.gate_proj, perceptron.up_proj], self._bf16, layer.post_attention_layernorm),
+            _Linear([perceptron.down_proj], self._bf16),
+            norms,
+        )
+
+
+def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
+    rows, times = positions.shape
+    if times == 1:
+        return _New(positions.shape, None, lasts, torch.arange(rows), None if mask.all() else _hidden(mask))
+    used = torch.arange(times) <= lasts[:, None]
+    places, ends = used.flatten().nonzero()[:, 0], used.sum(1).cumsum(0) - 1
+    return _New(positions.shape, places, lasts, ends, _hidden(mask) if positions[:, 0].any() else None)
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    """Minus infinity where a mask is false, else zero."""
+    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
