@@ -19,8 +19,8 @@ from turnwise.protocols import Engine
 from turnwise.recipe import parse_config
 from turnwise.slot import Slot
 
-SLOTS, TURNS = 32, 8
-MEAN, CAP = 30, 400
+SLOTS = 32
+MEAN, CAP = 30, 400  # of episodes in turns; a batch of turns has as many a slot, so that both kinds are of one size
 LATENCIES = {"collect": 0.0, "collect_slow": 0.1}  # seconds a turn of the slow ones; the others take a tenth of it
 ROUNDS = 5
 

@@ -79,8 +79,12 @@ def test_it_computes_what_the_module_computes(kind, others):
     assert surprise(module, sampled(engine)).max() < 1e-5
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no products in bf16")
-def test_in_bf16_it_is_as_close_as_the_module_in_bf16(monkeypatch):
+@pytest.mark.parametrize("packed", [True, False])
+def test_in_bf16_it_is_as_close_as_the_module_in_bf16(monkeypatch, packed):
+    available = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if packed and not available:
+        pytest.skip("this processor has no products of packed weights in bf16")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: packed)
     model, gaps = model_of("qwen2", hidden_size=256), []
     for fits in (True, False):
         monkeypatch.setattr(Decoder, "fits", lambda model, fits=fits: fits)

@@ -6,6 +6,7 @@ that could be one. It computes what transformers' modules compute, to rounding.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,18 +31,17 @@ class _Linear:
             weight = weight * (norm.weight * weight.shape[1] ** 0.5)
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
-        self._bf16 = bf16
-        if bf16:  # laid out for the processor once, and not anew in every product
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
-            bias = None if bias is None else bias.bfloat16()
+        if bf16:
+            weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+        self._dtype, self._product = weight.dtype, nn.functional.linear
+        if bf16 and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # once, and not anew in every product
+            self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
         self._weight, self._bias = weight, bias
 
     def __call__(self, given: Tensor) -> Tensor:
         """[N, out] of [N, in]"""
-        if self._bf16:
-            given = given.bfloat16()
-            return torch.ops.mkldnn._linear_pointwise(given, self._weight, self._bias, "none", [], "")
-        return nn.functional.linear(given, self._weight, self._bias)
+        return self._product(given.to(self._dtype), self._weight, self._bias)
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class Decoder:
             if number == len(self._layers) - 1 and new.shape[1] > 1:  # from here on nobody looks at the others
                 query, hidden = query[torch.arange(len(query)), new.lasts, None], hidden[new.ends]
                 new = new.last()
-            hidden = hidden + layer.out(new.flat(self._attention(query, keys, values, new.mask)))
+            hidden = hidden + layer.out(new.flat(self._attention(query, keys, values, new.mask))).float()
             gate, up = layer.gate_up(self._unit(hidden)).chunk(2, -1)
-            hidden = hidden + layer.down(nn.functional.silu(gate) * up)
+            hidden = hidden + layer.down(nn.functional.silu(gate) * up).float()  # adding two types takes longer
         return self._head(self._unit(hidden)).float()
 
     def _turn(self, positions: Tensor, stop: int) -> Tensor:
@@ -201,7 +201,7 @@ class Decoder:
 def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
     rows, times = positions.shape
     if times == 1:
-        return _New(positions.shape, None, lasts, torch.arange(rows), None if mask.all() else _hidden(mask))
+        return _New(positions.shape, None, lasts, torch.arange(rows), None if rows == 1 else _hidden(mask))
     used = torch.arange(times) <= lasts[:, None]
     places, ends = used.flatten().nonzero()[:, 0], used.sum(1).cumsum(0) - 1
     return _New(positions.shape, places, lasts, ends, _hidden(mask) if positions[:, 0].any() else None)

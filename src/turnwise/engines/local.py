@@ -1,4 +1,4 @@
-"""Samples in this process from the very module that is trained.
+"""Samples in this process, by the module that is trained or, on a CPU, by a copy of its weights.
 
 A request joins as soon as it arrives and leaves when it is done, so nobody waits for the longest reply. All
 requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
