@@ -65,7 +65,7 @@ def settings(slow_s: float) -> Config:
         {
             "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow_s else "inline", "tasks": tasks},
             "parser": {"cue": "Answer with THINK: and ACTION:"},
-            "rollout": {"n_env": SLOTS, "e_len": TURNS, "max_prompt_tokens": 512, "max_reply_tokens": 24},
+            "rollout": {"n_env": SLOTS, "e_len": MEAN, "max_prompt_tokens": 512, "max_reply_tokens": 24},
             "update": {"minibatch": 64},
         }
     )
@@ -79,7 +79,7 @@ async def batch(name: str, collector: Collector, engine: Engine) -> tuple[float,
 
     async def play(slot: Slot) -> None:
         if name == "turns":
-            await slot.play(engine, TURNS)
+            await slot.play(engine, MEAN)
         else:
             while not slot.segments:  # the first to close holds the whole episode
                 await slot.play_episodes(engine, 1)

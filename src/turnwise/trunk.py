@@ -6,7 +6,7 @@ out influences nothing that is seen.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -77,12 +77,17 @@ class _Rows:
         starts = line.shared + torch.cumsum(lengths, 0) - lengths
         columns = torch.arange(width, device=lengths.device)
         used = columns < lengths[:, None]
-        self.places = torch.where(used, starts[:, None] + columns, 0)  # [b, W] in the line
-        self.back = used.nonzero().unbind(1)  # row and column [M] of each token behind the beginning
+        self._places = torch.where(used, starts[:, None] + columns, 0)  # [b, W] in the line
+        self.back = used.flatten().nonzero()[:, 0]  # [M] of b x W: the tokens behind the beginning
         self.mask = None
         if line.shared:
             seen = torch.arange(line.shared + width, device=lengths.device) <= line.shared + columns[:, None]
             self.mask = seen[None, None]  # [1, 1, W, P + W]
+
+    def side_by_side(self, line: Tensor) -> Tensor:
+        """[b, heads, W, d] of [1, heads, N, d]."""
+        rows = _tokens(line).index_select(0, self._places.flatten())
+        return rows.view(*self._places.shape, line.shape[1], -1).transpose(1, 2)
 
 
 def _attend(
@@ -104,27 +109,34 @@ def _attend(
         raise ValueError(f"model: its attention needs {', '.join(refused)}, which reading in one line does not do")
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    shared, heads = rows.shared, query.shape[1]
-    repeat = heads // key.shape[1]
-    key, value = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (key, value))
-    q, k, v = (x[0][:, rows.places].transpose(0, 1) for x in (query, key, value))  # [b, heads, W, d]
+    q, k, v = (rows.side_by_side(x) for x in (query, key, value))
     beginning = []
-    if shared:
-        first_q, first_k, first_v = (x[:, :, :shared] for x in (query, key, value))
-        beginning = [_softmax_over(first_q, first_k, first_v, is_causal=True, scale=scaling)[0]]
+    if rows.shared:
+        first_q, first_k, first_v = (x[:, :, : rows.shared] for x in (query, key, value))
+        beginning = [_tokens(_softmax_over(first_q, first_k, first_v, is_causal=True, scale=scaling))]
         k, v = (torch.cat([x.expand(len(own), -1, -1, -1), own], 2) for x, own in ((first_k, k), (first_v, v)))
     side = _softmax_over(q, k, v, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling)
-    line = torch.cat([*beginning, side.transpose(0, 1)[:, *rows.back]], 1)  # [heads, M, d]
-    return nn.functional.pad(line, (0, 0, 0, query.shape[2] - line.shape[1])).transpose(0, 1)[None], None
+    line = torch.cat([*beginning, _tokens(side).index_select(0, rows.back)])  # [M, heads x d]
+    line = nn.functional.pad(line, (0, 0, 0, query.shape[2] - len(line)))
+    return line.unflatten(1, (query.shape[1], -1))[None], None
+
+
+def _tokens(rows: Tensor) -> Tensor:
+    """[b x W, heads x d] of [b, heads, W, d]: a token's numbers behind one another, which is fast to pick and put."""
+    return rows.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def _softmax_over(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Attention; in fp32 on a processor without tile matrices, whose backward pass takes twice as long in bf16."""
-    attention = nn.functional.scaled_dot_product_attention
-    if query.device.type != "cpu" or torch.cpu._is_amx_tile_supported():
-        return attention(query, key, value, **options)
-    with torch.autocast("cpu", enabled=False):
-        return attention(query.float(), key.float(), value.float(), **options).to(query.dtype)
+    """Attention [b, heads, W, d], of keys and values with fewer heads.
+
+    In fp32 on a processor without tile matrices, whose backward pass takes twice as long in bf16.
+    """
+    kind, repeat = query.dtype, query.shape[1] // key.shape[1]
+    exact = query.device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
+    query, key, value = (x.float() if exact else x for x in (query, key, value))
+    key, value = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (key, value))
+    with torch.autocast("cpu", enabled=False) if exact else nullcontext():
+        return nn.functional.scaled_dot_product_attention(query, key, value, **options).to(kind)
 
 
 AttentionInterface.register(ATTENTION, _attend)
