@@ -33,7 +33,7 @@ class _Linear:
             weight, bias = weight[order], None if bias is None else bias[order]
         if bf16:
             weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-        self._dtype, self._product = weight.dtype, nn.functional.linear
+        self._product = nn.functional.linear
         if bf16 and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # once, and not anew in every product
             self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
@@ -41,7 +41,7 @@ class _Linear:
 
     def __call__(self, given: Tensor) -> Tensor:
         """[N, out] of [N, in]"""
-        return self._product(given.to(self._dtype), self._weight, self._bias)
+        return self._product(given.to(self._weight.dtype), self._weight, self._bias)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _New:
     places: Tensor | None  # [N] in the rows; None: there is no padding
     lasts: Tensor  # [R] the column of the last of each row
     ends: Tensor  # [R] its place among the N
-    mask: Tensor | None  # what attention adds, [R, 1, T, C]; None: nobody looks ahead, and at all else
+    mask: Tensor | None  # what attention adds to its scores, [R, 1, T, C]; None: the causal mask alone
 
     def rows(self, flat: Tensor) -> Tensor:
         """[R, T, heads, d] of [N, heads, d]."""
@@ -80,7 +80,7 @@ class _New:
         """Only the last token of each row."""
         every = torch.arange(len(self.lasts))
         if self.mask is None:
-            mask = _hidden(torch.arange(self.shape[1]) <= self.lasts[:, None, None, None])
+            mask = _additive(torch.arange(self.shape[1]) <= self.lasts[:, None, None, None])
         else:
             mask = self.mask[every, :, self.lasts, None]
         return _New(torch.Size((len(every), 1)), None, torch.zeros_like(self.lasts), every, mask)
@@ -96,8 +96,8 @@ class Decoder:
         self._bf16 = bf16
         self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
         sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
-        self._floor = {size: torch.tensor((size * config.rms_norm_eps) ** 0.5) for size in sizes}
-        self._nothing = torch.zeros(1, 1, 1)
+        self._floor = {size: torch.tensor((size * config.rms_norm_eps) ** 0.5) for size in sizes}  # eps of RMS norms
+        self._no_mask = torch.zeros(1, 1, 1)
         self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
         self.load()
 
@@ -127,7 +127,7 @@ class Decoder:
         [R, 1, T, C], true where a token is looked at.
         """
         new = _new(positions, mask, lasts)
-        angles = self._turn(positions, mask.shape[-1])
+        angles = self._angles_at(positions, mask.shape[-1])
         if new.places is not None:
             ids, angles = ids.flatten()[new.places], angles[new.places]
         hidden = nn.functional.embedding(ids.flatten(), self._trunk.embed_tokens.weight)  # [N, D]
@@ -143,7 +143,7 @@ class Decoder:
             hidden = hidden + layer.down(nn.functional.silu(gate) * up).float()  # adding two types takes longer
         return self._head(self._unit(hidden)).float()
 
-    def _turn(self, positions: Tensor, stop: int) -> Tensor:
+    def _angles_at(self, positions: Tensor, stop: int) -> Tensor:
         """The rotary angles [R x T, 1, d / 2] of positions [R, T] before `stop`."""
         if stop > len(self._angles):
             every = torch.arange(2 * stop)
@@ -153,12 +153,12 @@ class Decoder:
         return self._angles[positions.flatten()]
 
     def _query_key_value(self, layer: _Layer, given: Tensor, angles: Tensor) -> Tensor:
-        """[N, heads + 2 x groups, d]"""
+        """[N, heads + 2 x groups, d] of [N, D], queries and keys rotated by angles [N, 1, d / 2]."""
         parts = layer.qkv(given).float().unflatten(-1, (self._heads + 2 * self._groups, -1))
-        turned = parts[:, : -self._groups]
+        rotated = parts[:, : -self._groups]
         if layer.head_norms is not None:
-            turned.copy_(self._unit(turned) * layer.head_norms)
-        torch.view_as_complex(turned.unflatten(-1, (-1, 2))).mul_(angles)
+            rotated.copy_(self._unit(rotated) * layer.head_norms)
+        torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(angles)
         return parts
 
     def _attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -170,7 +170,7 @@ class Decoder:
             attention = nn.functional.scaled_dot_product_attention
             query = query.transpose(1, 2)
             return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
-        mask = self._nothing if mask is None else mask.expand(-1, self._groups, -1, -1).flatten(0, 1)
+        mask = self._no_mask if mask is None else mask.expand(-1, self._groups, -1, -1).flatten(0, 1)
         query, keys, values = query.reshape(-1, repeat, size), keys.flatten(0, 1), values.flatten(0, 1)
         return torch.bmm(torch.baddbmm(mask, query, keys.mT, alpha=size**-0.5).softmax(-1), values).view(rows, -1)
 
@@ -182,9 +182,9 @@ class Decoder:
     def _layer(self, layer: Any) -> _Layer:
         attention, perceptron = layer.self_attn, layer.mlp
         size, norms = attention.head_dim, None
-        pairs = torch.arange(size).view(2, -1).T.flatten()  # what turns together stands together
-        turned = (torch.arange(self._heads + self._groups)[:, None] * size + pairs).flatten()
-        order = torch.cat([turned, torch.arange(len(turned), len(turned) + self._groups * size)])
+        pairs = torch.arange(size).view(2, -1).T.flatten()  # what is rotated together stands together
+        rotated = (torch.arange(self._heads + self._groups)[:, None] * size + pairs).flatten()
+        order = torch.cat([rotated, torch.arange(len(rotated), len(rotated) + self._groups * size)])
         if hasattr(attention, "q_norm"):
             both = [attention.q_norm] * self._heads + [attention.k_norm] * self._groups
             norms = torch.stack([norm.weight[pairs] for norm in both]) * size**0.5
@@ -201,12 +201,12 @@ class Decoder:
 def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
     rows, times = positions.shape
     if times == 1:
-        return _New(positions.shape, None, lasts, torch.arange(rows), None if rows == 1 else _hidden(mask))
+        return _New(positions.shape, None, lasts, torch.arange(rows), None if rows == 1 else _additive(mask))
     used = torch.arange(times) <= lasts[:, None]
     places, ends = used.flatten().nonzero()[:, 0], used.sum(1).cumsum(0) - 1
-    return _New(positions.shape, places, lasts, ends, _hidden(mask) if positions[:, 0].any() else None)
+    return _New(positions.shape, places, lasts, ends, _additive(mask) if positions[:, 0].any() else None)
 
 
-def _hidden(mask: Tensor) -> Tensor:
-    """Minus infinity where a mask is false, else zero."""
+def _additive(mask: Tensor) -> Tensor:
+    """What attention adds to its scores: minus infinity where a mask is false, else zero."""
     return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)

@@ -234,16 +234,16 @@ class LocalEngine:
     def _read(self, first: int, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Read the next tokens of R rows from `first` on; returns the logits [R, V] after the last of each."""
         ids, positions, mask = self._cache.extend(first, tokens)
-        ends = torch.tensor([len(new) - 1 for new in tokens])
+        lasts = torch.tensor([len(new) - 1 for new in tokens])
         if self._decoder is not None:
-            return self._decoder.logits(ids, positions, mask, ends, self._cache.keep)
+            return self._decoder.logits(ids, positions, mask, lasts, self._cache.keep)
         trunk = self.model.get_decoder()
-        lasts = torch.arange(len(tokens)), ends
-        with last_mlp_at(trunk, lasts) if ids.shape[1] > 1 else nullcontext():
+        places = torch.arange(len(tokens)), lasts
+        with last_mlp_at(trunk, places) if ids.shape[1] > 1 else nullcontext():
             output = trunk(
                 ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
             )
-        return self.model.lm_head(output.last_hidden_state[lasts]).float()
+        return self.model.lm_head(output.last_hidden_state[places]).float()
 
     def _sample(self, requests: list[_Request], logits: Tensor) -> None:
         luck = torch.tensor([request.luck[len(request.tokens)] for request in requests], device=logits.device)
