@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--html", metavar="FILE", type=Path, default=Path("probe.html"), help="default: probe.html")
     probe.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file too")
 
-    make = _command(commands, "make-model", "make a small model anew, from random weights", "", _make_model)
+    make = _command(commands, "make-model", "make a small model anew", "", _make_model)
     make.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
     models = ("tiny", "tiny-games", "tiny-tools")
     make.add_argument("--model", choices=models, default="tiny", help="which one (default tiny)")
@@ -315,7 +315,8 @@ def _make_model(arguments: argparse.Namespace) -> int:
     from turnwise.models.teach_games import GamesTeacher
 
     teachers = {"tiny": BabyAITeacher, "tiny-games": GamesTeacher, "tiny-tools": CalculatorTeacher}
-    make_tiny(arguments.folder, teachers[arguments.model](), Recipe(seed=arguments.seed))
+    start = "tiny" if arguments.model == "tiny-games" else ""  # who finds things in BabyAI finds them elsewhere
+    make_tiny(arguments.folder, teachers[arguments.model](), Recipe(seed=arguments.seed, start=start))
     return 0
 
 

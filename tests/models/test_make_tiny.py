@@ -7,8 +7,9 @@ import torch
 
 from turnwise.config import ModelConfig
 from turnwise.models import open_model
-from turnwise.models.make_tiny import Recipe, make_tiny, make_tokenizer
+from turnwise.models.make_tiny import Recipe, begin_from, make_model, make_tiny, make_tokenizer
 from turnwise.models.teach_babyai import BabyAITeacher
+from turnwise.models.teach_calculator import CalculatorTeacher
 
 TEACHER = BabyAITeacher(turns={"goto": 40}, questions=20)
 SMALL = Recipe(epochs=2, batch=10, vocabulary=300, width=32, layers=1, heads=2)
@@ -56,3 +57,20 @@ def test_what_is_shown_is_learned(tmp_path):
     make_tiny(tmp_path, TEACHER, replace(SMALL, epochs=34), hear)
     assert len(losses) == 4
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_model_begins_from_what_another_knows(tmp_path):
+    make_tiny(tmp_path / "start", TEACHER, SMALL, lambda _: None)
+    start, its = open_model(ModelConfig(path=str(tmp_path / "start")))
+    tokenizer = make_tokenizer(CalculatorTeacher(10).demonstrations(0), SMALL.vocabulary)
+    model = make_model(tokenizer, SMALL)
+    before = model.model.embed_tokens.weight.detach().clone()
+    begin_from(str(tmp_path / "start"), model, tokenizer)
+    taken = start.get_decoder().state_dict()
+    for name, weight in model.model.state_dict().items():
+        assert name == "embed_tokens.weight" or torch.equal(weight, taken[name])
+    known = its.get_vocab()
+    assert 0 < len(tokenizer.get_vocab().keys() - known.keys()) < len(tokenizer)
+    for token, place in tokenizer.get_vocab().items():
+        expected = taken["embed_tokens.weight"][known[token]] if token in known else before[place]
+        assert torch.equal(model.model.embed_tokens.weight[place], expected)

@@ -86,6 +86,15 @@ def test_all_that_is_shown_of_a_game_is_valid(game: str):
         assert action.status == "valid" and action.thought
 
 
+def test_prompts_of_a_game_remember_as_many_turns_as_its_lesson_says():
+    teacher = GamesTeacher(
+        lessons={"sokoban": Lesson(1.0, turns=60, memories=(0,)), "crafter": Lesson(1.0, 60, memories=(2,))}
+    )
+    shown = teacher.demonstrations(0)
+    assert {len(one.messages) for one in shown[:60]} == {2}
+    assert {len(one.messages) for one in shown[60:]} == {2, 4, 6}
+
+
 def test_who_wanders_need_not_fumble(monkeypatch: pytest.MonkeyPatch):
     played: list[tuple[str, str]] = []
 

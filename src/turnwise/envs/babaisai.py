@@ -207,9 +207,9 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
         return self._plan[self.world]
 
     def thought(self) -> str:
-        """What the expert is about to do, and where it has to go for that.
+        """What the expert is about to do, and where it has to go for that, in the words of the text.
 
-        "To make ball is win I push word `ball` up; it is 3 steps right." or "The ball is win; it is 1 step up."
+        "To make ball is win: word `ball` 3 steps right. I push it up." or "ball is win: ball 1 step up."
         """
         if self.expert() == self.default_action:
             return "I see no way to win from here."
@@ -218,17 +218,17 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
             spot = _pushed(world, action, after)
             if spot is not None and not push:
                 thing = world.cells[spot][-1]
-                push = f"I push {_call(thing)} {action}; it is {offset_of(self.world, here, spot)}."
+                push = f"{_call(thing)} {offset_of(self.world, here, spot)}. I push it {action}."
             made = [rule for rule in after.rules if rule not in world.rules]
             broken = [rule for rule in world.rules if rule not in after.rules]
             if push and (made or broken):
-                return f"To {'make' if made else 'break'} {_say((made or broken)[0])} {push}"
+                return f"To {'make' if made else 'break'} {_say((made or broken)[0])}: {push}"
             last = after
         yous = [spot for spot, _ in last.find("you")]
         for spot, thing in last.find("win"):
             if spot in yous and not push:
                 offset = offset_of(self.world, here, spot)
-                return f"The {thing.name} is win; it is {offset or 'here, so I step off it and back'}."
+                return f"{thing.name} is win: {thing.name} {offset or 'here. I step off it and back'}."
         return push or f"I go {self.expert()}, and win a little later."
 
     def _ahead(self) -> Iterator[tuple[World, str, World]]:

@@ -1,4 +1,4 @@
-"""Makes our own models: small Qwen2 instruct models, from random weights, by imitation of poor teachers.
+"""Makes our own models: small Qwen2 instruct models, by imitation of poor teachers.
 
 A teacher knows what is right and does it so seldom that the model learns the language of its tasks (it reads, reasons
 about what it sees, and answers in the format) and little of how to solve them.
@@ -16,7 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from turnwise.batch import Batch, pack
-from turnwise.models import arithmetic
+from turnwise.config import ModelConfig
+from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
 from turnwise.render import Renderer
 from turnwise.seeds import derive
@@ -70,6 +71,7 @@ class Recipe:
     layers: int = 3
     heads: int = 8
     seed: int = 0
+    start: str = ""  # a model of the same shape, whose layers and vectors of known tokens are taken
 
 
 Say = Callable[[str], object]
@@ -81,6 +83,8 @@ def make_tiny(folder: Path, teacher: Any, recipe: Recipe, say: Say = print) -> N
     say(f"{len(demonstrations)} demonstrated turns")
     tokenizer = make_tokenizer(demonstrations, recipe.vocabulary)
     model = make_model(tokenizer, recipe)
+    if recipe.start:
+        begin_from(recipe.start, model, tokenizer)
     say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
     policy = Policy(model, critic="none", reference=False, precision=arithmetic("auto", model.device))
     renderer = Renderer(tokenizer)
@@ -136,6 +140,17 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCa
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
     )
     return Qwen2ForCausalLM(config)
+
+
+def begin_from(start: str, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Take over what another model has learned to do with its tokens; those that it does not know stay as they are."""
+    other, its = open_model(ModelConfig(path=start, device="cpu"))
+    taken = other.get_decoder().state_dict()
+    ours, theirs = tokenizer.get_vocab(), its.get_vocab()
+    common = sorted(ours.keys() & theirs.keys())
+    vectors = model.model.embed_tokens.weight.detach().clone()
+    vectors[[ours[token] for token in common]] = taken["embed_tokens.weight"][[theirs[token] for token in common]]
+    model.model.load_state_dict({**taken, "embed_tokens.weight": vectors})
 
 
 def as_segment(one: Demonstration, renderer: Renderer) -> Segment:

@@ -20,8 +20,9 @@ def play(
     seed: int,
     task: str,
     ahead: int = 0,
+    memories: Sequence[int] = (0, 1, 1, 1, 2),
 ) -> Iterator[Demonstration]:
-    """So many turns, each with the prompt that a window memory of 0 to 2 turns shows.
+    """So many turns, each with the prompt that a window memory of one of `memories` turns shows, drawn for each level.
 
     `environment` has `expert` and `thought`; `cue` is the answer format. A level is left after `length` turns: many
     levels teach how to read. Up to `ahead` moves of the expert, which nobody sees, come before: whoever guesses much
@@ -41,7 +42,7 @@ def play(
             if ended:
                 break
         past: list[Turn] = []
-        memory = Window(luck.choice((0, 1, 1, 1, 2)))
+        memory = Window(luck.choice(memories))
         while not ended and len(past) < length and made < turns:
             ask = "\n".join(part for part in (seen.get("cue", ""), parser.cue) if part)
             observation = Observation(seen["text"], ask, seen["instructions"])

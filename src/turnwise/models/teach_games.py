@@ -18,8 +18,9 @@ class Lesson:
     """How much of a game is shown, and how poorly."""
 
     guesses: float  # share of random actions
-    turns: int = 4_000
+    turns: int = 3_000
     length: int = 32  # turns of a level after which another is begun
+    memories: tuple[int, ...] = (0, 0, 0, 0, 1)  # turns that prompts remember; the whole board is seen
 
 
 GAMES: Mapping[str, Callable[[], Any]] = {
@@ -40,14 +41,14 @@ class GamesTeacher:
 
     lessons: dict[str, Lesson] = field(
         default_factory=lambda: {
-            "goto_win-distr_obj": Lesson(0.8),
-            "two_room-goto_win": Lesson(0.8),
-            "two_room-goto_win-distr_obj_rule": Lesson(0.8),
-            "two_room-maybe_break_stop-goto_win": Lesson(0.7, turns=6_000),
-            "crafter": Lesson(0.8, turns=8_000, length=300),
-            "sokoban": Lesson(0.7),
-            "frozenlake": Lesson(0.7, turns=2_000),
-            "frozenlake-slippery": Lesson(0.7, turns=2_000),
+            "goto_win-distr_obj": Lesson(0.95),
+            "two_room-goto_win": Lesson(0.95),
+            "two_room-goto_win-distr_obj_rule": Lesson(0.95),
+            "two_room-maybe_break_stop-goto_win": Lesson(0.9, turns=4_000),
+            "crafter": Lesson(0.9, turns=8_000, length=300, memories=(0, 1, 1, 1, 2)),
+            "sokoban": Lesson(0.8, turns=8_000),
+            "frozenlake": Lesson(0.8),
+            "frozenlake-slippery": Lesson(0.8),
         }
     )
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
@@ -56,4 +57,8 @@ class GamesTeacher:
         return [one for game, lesson in self.lessons.items() for one in self._show(game, lesson, seed)]
 
     def _show(self, game: str, lesson: Lesson, seed: int) -> list[Demonstration]:
-        return list(play(GAMES[game](), self.cue, lesson.turns, lesson.length, lambda _: lesson.guesses, seed, game))
+        guesses, memories = lesson.guesses, lesson.memories
+        shown = play(
+            GAMES[game](), self.cue, lesson.turns, lesson.length, lambda _: guesses, seed, game, memories=memories
+        )
+        return list(shown)
