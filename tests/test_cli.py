@@ -359,6 +359,10 @@ def refused(capsys: Any, *arguments: str | Path) -> str:
     return error
 
 
+def test_a_model_is_not_taught_for_a_folder_that_cannot_be(capsys: Any) -> None:
+    assert "nothing can be written to /proc/version/model" in refused(capsys, "make-model", "/proc/version/model")
+
+
 MISTAKES = {
     "an unknown key": (["update.actor_lrr=1"], ["update.actor_lrr", "actor_lr"]),
     "a wrong type": (["update.epochs=many"], ["update.epochs", "many"]),

@@ -313,8 +313,11 @@ def _make_model(arguments: argparse.Namespace) -> int:
     from turnwise.models.teach_babyai import BabyAITeacher
     from turnwise.models.teach_calculator import CalculatorTeacher
     from turnwise.models.teach_games import GamesTeacher
+    from turnwise.run import is_writable
 
     teachers = {"tiny": BabyAITeacher, "tiny-games": GamesTeacher, "tiny-tools": CalculatorTeacher}
+    if not is_writable(arguments.folder):
+        raise ValueError(f"nothing can be written to {arguments.folder}; name another folder")
     start = "tiny" if arguments.model == "tiny-games" else ""  # who finds things in BabyAI finds them elsewhere
     make_tiny(arguments.folder, teachers[arguments.model](), Recipe(seed=arguments.seed, start=start))
     return 0
