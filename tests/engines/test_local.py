@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
+from turnwise.engines import local
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine, sample
 from turnwise.policy import Policy
@@ -266,7 +267,8 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(watch
     assert tokens_read(engine, [longer]) == [len(longer)]
 
 
-def test_what_prompts_that_arrive_together_have_in_common_is_read_once(watched):
+def test_what_prompts_that_arrive_together_have_in_common_is_read_once(watched, monkeypatch):
+    monkeypatch.setattr(local, "_AHEAD", 0)
     engine = watched
     start = PROMPTS[4]  # 80 tokens
     prompts = [start, start, PROMPTS[0], start, *((*start[:50], 9, number) for number in range(3))]
@@ -291,6 +293,58 @@ def test_a_conversation_goes_on_in_its_own_row(watched):
         }
         assert len(engine._cache._held) == 3
         assert tokens_read(engine, [prompts[1]]) == [2]
+
+
+# -- guesses
+
+
+def repeating(n: int) -> tuple[int, ...]:
+    """A prompt in which every ending has been there before."""
+    return PROMPTS[n][:6] * 4
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_guesses_change_no_reply(engine, monkeypatch, number, temperature):
+    requests = [(repeating(n), Sampling(5 + 3 * n, temperature, seed=n)) for n in range(number)]
+    replies = {}
+    for ahead, limit in ((0, 24), (1, 24), (4, 24), (7, 1000)):
+        monkeypatch.setattr(local, "_AHEAD", ahead)
+        monkeypatch.setattr(local, "_TOGETHER", limit)
+        engine.load({}, 0)
+        replies[ahead] = together(engine, requests)
+        again = together(engine, requests)  # what guesses leave in the cache is not taken for what was said
+        for reply, other, plain in zip(replies[ahead], again, replies[0], strict=True):
+            assert_same(reply, plain)
+            assert_same(other, plain)
+
+
+def passes(engine: LocalEngine, prompt: Sequence[int], tokens: int) -> int:
+    """Through the model, for a greedy reply."""
+    seen: list[object] = []
+    hook = engine.model.get_decoder().register_forward_pre_hook(lambda *_: seen.append(None))
+    assert len(alone(engine, prompt, Sampling(tokens, temperature=0.0)).token_ids) == tokens
+    hook.remove()
+    return len(seen)
+
+
+def test_guesses_that_come_true_save_passes(watched, monkeypatch):
+    with torch.no_grad():
+        watched.model.get_decoder().norm.weight.zero_()  # so it always says the first of its tokens
+    assert passes(watched, (5, 6, 7), 42) == 2 + 40 / (local._AHEAD + 1)
+    monkeypatch.setattr(local, "_AHEAD", 0)
+    assert passes(watched, (8, 9), 42) == 42
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(-1, 5), st.integers(0, 6))
+def test_what_followed_the_longest_ending_that_was_there_before_is_guessed(ids, room, left):
+    request = local._Request(ids, Sampling(left + 1), None, np.zeros(left + 1), "".join(map(chr, ids)))  # type: ignore
+    best, followed = 0, []
+    for end in range(1, len(ids)):
+        alike = next((n for n in range(end) if ids[end - 1 - n] != ids[-1 - n]), end)
+        if min(alike, 4) >= max(best, 1):
+            best, followed = min(alike, 4), ids[end:]
+    assert request.guess(room) == (followed * 5)[: max(0, min(room, left))]
 
 
 def test_other_seeds_give_other_tokens(engine):

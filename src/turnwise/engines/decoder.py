@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 _STEADY = ("default", "linear", "llama3", "yarn")  # rotary positions whose angles do not depend on the length
 _SMALL = 300_000_000  # parameters up to which the copy of the weights costs little
+_FEW = 8  # tokens of a row up to which attention is faster as two products
 
 Remember = Callable[[Tensor, int], Tensor]
 """Keeps a layer's new keys and values [R, T, 2, groups, d]; returns all that are looked at, [2, R, groups, C, d]."""
@@ -120,8 +121,10 @@ class Decoder:
             self._layers = [self._layer(layer) for layer in self._trunk.layers]
             self._head = _Linear([self._lm_head], self._bf16, self._trunk.norm)
 
-    def logits(self, ids: Tensor, positions: Tensor, mask: Tensor, lasts: Tensor, remember: Remember) -> Tensor:
-        """[R, V] after the last of each row's new tokens.
+    def logits(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, lasts: Tensor, remember: Remember, every: bool = False
+    ) -> Tensor:
+        """[R, V] after the last of each row's new tokens; [N, V] after every one of them.
 
         Ids and positions are [R, T], padded on the right behind column `lasts` [R]; the mask of attention is
         [R, 1, T, C], true where a token is looked at.
@@ -135,7 +138,7 @@ class Decoder:
             parts = new.rows(self._query_key_value(layer, self._unit(hidden), angles))
             query, memory = parts.split((self._heads, 2 * self._groups), 2)
             keys, values = remember(memory.unflatten(2, (2, -1)), number)
-            if number == len(self._layers) - 1 and new.shape[1] > 1:  # from here on nobody looks at the others
+            if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
                 query, hidden = query[torch.arange(len(query)), new.lasts, None], hidden[new.ends]
                 new = new.last()
             hidden = hidden + layer.out(new.flat(self._attention(query, keys, values, new.mask))).float()
@@ -165,14 +168,18 @@ class Decoder:
         """As many rows as there are queries [R, T, heads, d], over keys and values [R, groups, C, d]."""
         rows, times, heads, size = query.shape
         repeat = heads // self._groups
-        if times > 1:
+        if times > _FEW:
             keys, values = (x.repeat_interleave(repeat, 1) for x in (keys, values))
             attention = nn.functional.scaled_dot_product_attention
             query = query.transpose(1, 2)
             return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
-        mask = self._no_mask if mask is None else mask.expand(-1, self._groups, -1, -1).flatten(0, 1)
-        query, keys, values = query.reshape(-1, repeat, size), keys.flatten(0, 1), values.flatten(0, 1)
-        return torch.bmm(torch.baddbmm(mask, query, keys.mT, alpha=size**-0.5).softmax(-1), values).view(rows, -1)
+        query = query.unflatten(2, (self._groups, repeat)).transpose(1, 2).reshape(-1, times * repeat, size)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        scores = torch.baddbmm(self._no_mask, query, keys.mT, alpha=size**-0.5)
+        if mask is not None:
+            scores.view(rows, self._groups, times, repeat, -1).add_(mask[:, :, :, None])
+        found = torch.bmm(scores.softmax(-1), values)
+        return found.view(rows, self._groups, times, repeat, size).transpose(1, 2)
 
     def _unit(self, given: Tensor) -> Tensor:
         """RMS norm, but for the weights and the square root of the width, which `_Linear` puts into what follows."""
@@ -204,7 +211,8 @@ def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
         return _New(positions.shape, None, lasts, torch.arange(rows), None if rows == 1 else _additive(mask))
     used = torch.arange(times) <= lasts[:, None]
     places, ends = used.flatten().nonzero()[:, 0], used.sum(1).cumsum(0) - 1
-    return _New(positions.shape, places, lasts, ends, _additive(mask) if positions[:, 0].any() else None)
+    some = _additive(mask) if times <= _FEW or positions[:, 0].any() else None
+    return _New(positions.shape, None if len(places) == rows * times else places, lasts, ends, some)
 
 
 def _additive(mask: Tensor) -> Tensor:

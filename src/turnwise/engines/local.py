@@ -2,13 +2,15 @@
 
 A request joins as soon as it arrives and leaves when it is done, so nobody waits for the longest reply. All
 requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
-stay the same: of a prompt that begins like an earlier one, only the rest is read.
+stay the same: of a prompt that begins like an earlier one, only the rest is read. Where few requests are under way,
+a pass reads guessed tokens too, and samples as many as come true.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ from turnwise.types import Generation, Sampling
 
 _ROOM = 64  # cache columns are added in such steps
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
+_ENDING = 4  # tokens of a text's end that are looked for in it
+_AHEAD = 4  # tokens that are guessed at a time, where few requests are under way:
+_TOGETHER = 24  # tokens in one pass beyond which a guess costs more than it wins
 
 
 @dataclass
@@ -30,6 +35,7 @@ class _Request:
     sampling: Sampling
     done: asyncio.Future[Generation]
     luck: np.ndarray  # one uniform number a token, [max_tokens]
+    text: str  # prompt and reply with a character for each id, as Python finds strings in strings fast
     reply: Reply = field(default_factory=Reply)
 
     @property
@@ -40,6 +46,22 @@ class _Request:
     def begun(self) -> list[int]:
         """What is to be read before the next token."""
         return [*self.prompt, *self.tokens]
+
+    def add(self, token: int, logprob: float, version: int) -> None:
+        self.reply.add(token, logprob, version)
+        self.text += chr(token)
+
+    def guess(self, room: int) -> list[int]:
+        """At most so many next tokens: what followed where the text last read as it ends now, and so on in a circle.
+
+        Prompt lookup decoding (Saxena, 2023): agents repeat what they have read.
+        """
+        room = min(room, self.sampling.max_tokens - len(self.tokens) - 1)
+        for length in range(_ENDING if room > 0 else 0, 0, -1):
+            place = self.text.rfind(self.text[-length:], 0, -1)
+            if place >= 0:
+                return [ord(token) for token in islice(cycle(self.text[place + length :]), room)]
+        return []
 
 
 class _Cache:
@@ -91,6 +113,11 @@ class _Cache:
             if held[: known + 1] == prompt[: known + 1]:  # else it holds no more
                 donor, known = row, max(known, _common(held, prompt[:-1]))
         return donor, known
+
+    def forget(self, row: int, tokens: int) -> None:
+        """Take back so many of the last tokens; what they left is overwritten before anybody looks there."""
+        held = self._held[row]
+        del held[len(held) - tokens :]
 
     def release(self, row: int) -> None:
         """Let a row rest; the last busy one takes its place."""
@@ -184,7 +211,7 @@ class LocalEngine:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(prompt_ids, sampling, done, luck))
+        self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
         return await done
@@ -210,13 +237,16 @@ class LocalEngine:
 
     def _step(self) -> None:
         if self._running:
-            self._sample(self._running, self._read(0, [request.tokens[-1:] for request in self._running]))
+            room = min(_AHEAD, _TOGETHER // len(self._running) - 1)
+            guesses = [request.guess(room) for request in self._running]
+            new = [[*request.tokens[-1:], *guess] for request, guess in zip(self._running, guesses, strict=True)]
+            self._sample(0, guesses, self._read(0, new, every=True))
         while self._waiting:
             arrived, self._waiting = self._first_readers()
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
             prompts = [self._cache.admit(r.begun, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
-            self._sample(arrived, self._read(first, prompts))
+            self._sample(first, [()] * len(arrived), self._read(first, prompts))
         for row in range(len(self._running) - 1, -1, -1):
             self._finish(row)
 
@@ -231,25 +261,43 @@ class LocalEngine:
             (later if common else now).append(request)
         return now, later
 
-    def _read(self, first: int, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Read the next tokens of R rows from `first` on; returns the logits [R, V] after the last of each."""
+    def _read(self, first: int, tokens: Sequence[Sequence[int]], every: bool = False) -> Tensor:
+        """Read the next tokens of R rows from `first` on, N in all.
+
+        Returns the logits [R, V] after the last of each row, or [N, V] after every one.
+        """
         ids, positions, mask = self._cache.extend(first, tokens)
         lasts = torch.tensor([len(new) - 1 for new in tokens])
         if self._decoder is not None:
-            return self._decoder.logits(ids, positions, mask, lasts, self._cache.keep)
+            return self._decoder.logits(ids, positions, mask, lasts, self._cache.keep, every)
         trunk = self.model.get_decoder()
         places = torch.arange(len(tokens)), lasts
-        with last_mlp_at(trunk, places) if ids.shape[1] > 1 else nullcontext():
+        if every:
+            places = (torch.arange(ids.shape[1]) <= lasts[:, None]).nonzero(as_tuple=True)
+        with nullcontext() if every else last_mlp_at(trunk, places):
             output = trunk(
                 ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
             )
         return self.model.lm_head(output.last_hidden_state[places]).float()
 
-    def _sample(self, requests: list[_Request], logits: Tensor) -> None:
-        luck = torch.tensor([request.luck[len(request.tokens)] for request in requests], device=logits.device)
-        tokens, logprobs = sample(logits, [request.sampling for request in requests], luck)
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            request.reply.add(token, logprob, self.version)
+    def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: Tensor) -> None:
+        """Sample what follows the last token of each row from `first` on, and its guesses as far as they come true.
+
+        Logits are [N, V], one token a row more than is guessed. Each token is drawn as if nothing had been guessed.
+        """
+        requests = self._running[first : first + len(guesses)]
+        drawn = [(one, ahead) for one, guess in zip(requests, guesses, strict=True) for ahead in range(len(guess) + 1)]
+        luck = torch.tensor([one.luck[len(one.tokens) + ahead] for one, ahead in drawn], device=logits.device)
+        tokens, logprobs = sample(logits, [one.sampling for one, _ in drawn], luck)
+        sampled = zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        for row, (request, guess) in enumerate(zip(requests, guesses, strict=True), first):
+            wrong = len(guess)
+            for (token, logprob), guessed in zip(list(islice(sampled, wrong + 1)), [*guess, None], strict=True):
+                request.add(token, logprob, self.version)
+                if token != guessed or token in self._stop_ids:
+                    break
+                wrong -= 1
+            self._cache.forget(row, wrong)
 
     def _finish(self, row: int) -> None:
         request = self._running[row]
