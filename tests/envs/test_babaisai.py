@@ -389,8 +389,8 @@ def test_the_clean_text_of_a_board():
         "word `baba` 4 steps down\n"
         "word `is` 1 step right and 4 steps down\n"
         "word `you` 2 steps right and 4 steps down\n"
-        "door 3 steps right and 4 steps down\n"
-        "ball 5 steps right and 4 steps down"
+        "a door 3 steps right and 4 steps down\n"
+        "a ball 5 steps right and 4 steps down"
     )
 
 
@@ -419,13 +419,13 @@ def test_the_clean_style_tells_what_the_original_leaves_out():
         "word `is` 1 step left and 1 step up\n"
         "word `you` 1 step up\n"
         "word `key` 2 steps left\n"
-        "baba 1 step right\n"
+        "a baba 1 step right\n"
         "word `is` 2 steps left and 1 step down\n"
         "word `red` 1 step left and 1 step down\n"
-        "key 1 step right and 1 step down\n"
-        "wall 1 step right and 1 step down\n"
+        "a key 1 step right and 1 step down\n"
+        "a wall 1 step right and 1 step down\n"
         "word `door` 2 steps left and 2 steps down\n"
-        "ball 1 step right and 2 steps down"
+        "a ball 1 step right and 2 steps down"
     )
 
 
@@ -436,11 +436,11 @@ def test_the_clean_style_tells_what_you_stand_on():
 def test_the_world_is_told_from_the_first_of_what_the_last_rule_makes_you():
     two = board("baba . BALL", ". ball IS", "ball . YOU", YOU)
     assert [rule.noun for rule in two.rules] == ["ball", "baba"]
-    assert "ball 1 step right and 1 step down" in describe(two)
+    assert "a ball 1 step right and 1 step down" in describe(two)
     one = board(YOU, "baba . BALL", ". ball IS", "ball . YOU")
     assert [rule.noun for rule in one.rules] == ["baba", "ball"]
-    assert "baba 1 step left and 1 step up\n" in describe(one)
-    assert "ball 1 step left and 1 step down\n" in describe(one)
+    assert "a baba 1 step left and 1 step up\n" in describe(one)
+    assert "a ball 1 step left and 1 step down\n" in describe(one)
     gone = board(YOU, "baba . BALL", ". . IS", ". . YOU")
     assert "word `ball` 2 steps right\n" in describe(gone)
 

@@ -76,7 +76,7 @@ def test_prompts_show_up_to_two_turns_and_the_cue_once():
 
 @pytest.mark.parametrize("game", GAMES)
 def test_all_that_is_shown_of_a_game_is_valid(game: str):
-    teacher = GamesTeacher(lessons={game: Lesson(0.5, turns=20)})
+    teacher = GamesTeacher(lessons={game: Lesson(0.5, turns=20)}, questions={})
     environment = GAMES[game]()
     parser = ThinkAct(environment.actions, environment.default_action, cue=teacher.cue)
     demonstrations = teacher.demonstrations(0)
@@ -88,7 +88,8 @@ def test_all_that_is_shown_of_a_game_is_valid(game: str):
 
 def test_prompts_of_a_game_remember_as_many_turns_as_its_lesson_says():
     teacher = GamesTeacher(
-        lessons={"sokoban": Lesson(1.0, turns=60, memories=(0,)), "crafter": Lesson(1.0, 60, memories=(2,))}
+        lessons={"sokoban": Lesson(1.0, turns=60, memories=(0,)), "crafter": Lesson(1.0, 60, memories=(2,))},
+        questions={},
     )
     shown = teacher.demonstrations(0)
     assert {len(one.messages) for one in shown[:60]} == {2}
@@ -113,17 +114,28 @@ def test_who_wanders_need_not_fumble(monkeypatch: pytest.MonkeyPatch):
     assert any(expert != action for expert, action in played)
 
 
-def test_questions_are_answered_in_the_words_of_the_text():
-    shown = BabyAITeacher(turns={}, questions=80).demonstrations(0)
+TEACHERS = {
+    "babyai": (lambda seed: BabyAITeacher(turns={}, questions=80).demonstrations(seed), 4, "I see a {} "),
+    "babaisai": (
+        lambda seed: GamesTeacher({}, {"goto_win-distr_obj": 30, "two_room-goto_win": 50}).demonstrations(seed),
+        4,
+        "I see a {} ",
+    ),
+}
+
+
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_questions_are_answered_in_the_words_of_the_text(teacher: str):
+    demonstrations, most, said = TEACHERS[teacher]
+    shown = demonstrations(0)
     assert len(shown) == 80
     for one in shown:
         [message] = one.messages
         *lines, question = str(message["content"]).splitlines()
-        asked = re.findall(r"the (\w+ \w+)", question)
-        assert 2 <= len(asked) == len(set(asked)) <= 4
-        answers = one.reply.splitlines()
-        for name, answer in zip(asked, answers, strict=True):
-            [place] = [line.partition(name)[2] for line in lines if name in line]
-            assert answer == f"I see a {name}{place}."
-    assert shown == BabyAITeacher(turns={}, questions=80).demonstrations(0)
-    assert shown != BabyAITeacher(turns={}, questions=80).demonstrations(1)
+        asked = re.findall(r"the ([^,]+)", question)
+        assert 2 <= len(asked) == len(set(asked)) <= most
+        for name, answer in zip(asked, one.reply.splitlines(), strict=True):
+            named = [line for line in lines if re.match(rf"a {name} \d", line)]
+            assert len(named) == 1
+            assert answer == said.format(name) + named[0].partition(f"{name} ")[2] + "."
+    assert shown == demonstrations(0) != demonstrations(1)

@@ -129,7 +129,7 @@ def offset_of(world: World, here: int, spot: int, balrog: bool = False) -> str:
 
 
 def _call(thing: Thing) -> str:
-    return thing.name if thing.kind == "object" else f"word `{thing.name}`"
+    return f"a {thing.name}" if thing.kind == "object" else f"word `{thing.name}`"
 
 
 def _say(rule: Rule, colour: bool = True) -> str:
@@ -209,7 +209,7 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
     def thought(self) -> str:
         """What the expert is about to do, and where it has to go for that, in the words of the text.
 
-        "To make ball is win: word `ball` 3 steps right. I push it up." or "ball is win: ball 1 step up."
+        "To make ball is win: word `ball` 3 steps right. I push it up." or "ball is win. I see a ball 1 step up."
         """
         if self.expert() == self.default_action:
             return "I see no way to win from here."
@@ -228,7 +228,7 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
         for spot, thing in last.find("win"):
             if spot in yous and not push:
                 offset = offset_of(self.world, here, spot)
-                return f"{thing.name} is win: {thing.name} {offset or 'here. I step off it and back'}."
+                return f"{thing.name} is win. I see {_call(thing)} {offset or 'here. I step off it and back'}."
         return push or f"I go {self.expert()}, and win a little later."
 
     def _ahead(self) -> Iterator[tuple[World, str, World]]:

@@ -1,7 +1,9 @@
 """Demonstrations by players that know better: they say what the expert sees, and often act at random."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from turnwise.memory.window import Window
@@ -55,6 +57,38 @@ def play(
             past.append(_played(observation, reply, parser.parse(reply), parser.format("", action)))
             seen, _, terminated, truncated, _ = environment.step(action)
             ended = terminated or truncated
+
+
+def ask(
+    environment: Any,
+    things: Callable[[str], Sequence[tuple[str, str]]],
+    answer: Callable[[str, str], str],
+    moves: Sequence[str],
+    most: int,
+    length: int,
+    seed: int,
+    task: str,
+) -> Iterator[Demonstration]:
+    """Questions for two to `most` of the things in sight, by names that only one of them has. They never end.
+
+    Who finds a place by a name can tell two things apart. `things` reads names and places in what is seen, `answer`
+    says them. A level is left after `length` random `moves`.
+    """
+    luck = random.Random(derive(task, seed))
+    for episode in count():
+        seen, _ = environment.reset(seed=episode_seed("demo", seed, task, episode))
+        for _ in range(length):
+            found = things(seen["text"])
+            named = Counter(name for name, _ in found)
+            alone = [(name, place) for name, place in found if named[name] == 1]
+            asked = luck.sample(alone, min(most, len(alone)))
+            if len(asked) > 1:
+                question = f"Where? {', '.join(f'the {name}' for name, _ in asked)}"
+                said = "\n".join(answer(name, place) for name, place in asked)
+                yield Demonstration([{"role": "user", "content": f"{seen['text']}\n{question}"}], said)
+            seen, _, terminated, truncated, _ = environment.step(luck.choice(moves))
+            if terminated or truncated:
+                break
 
 
 def _window_messages(memory: Window, past: Sequence[Turn], observation: Observation) -> list[Message]:

@@ -1,15 +1,12 @@
 """Teaches BabyAI: it sees what the expert sees, but wanders and fumbles."""
 
-import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 
 from turnwise.envs.babyai import MAX_DISTRACTORS, SEEN, BabyAIText
 from turnwise.models.make_tiny import Demonstration
-from turnwise.models.playing import play
-from turnwise.seeds import derive, episode_seed
+from turnwise.models.playing import ask, play
 
 MOVES = ("turn left", "turn right", "go forward")
 
@@ -46,14 +43,16 @@ class BabyAITeacher:
     distractors: dict[str, int] = field(  # further things in its levels: of several, to read of the one that is meant
         default_factory=lambda: {"goto": 4, "pickup": 4}
     )
-    questions: int = 8_000  # where each of several things is: who finds a place by a name can tell two things apart
+    questions: int = 8_000  # where each of several things is
     length: int = 8  # turns of a level after which another is begun: many levels teach how to read
     ahead: int = 13  # moves of the expert, at most, before the first that is shown
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         shown = [one for task in self.turns for one in self._show(task, seed)]
-        return [*shown, *islice(self._ask(seed), self.questions)]
+        level = BabyAIText(distractors=MAX_DISTRACTORS)
+        asked = ask(level, _things, _answer, MOVES, 4, self.length, seed, "questions")
+        return [*shown, *islice(asked, self.questions)]
 
     def _show(self, task: str, seed: int) -> Iterator[Demonstration]:
         def guesses(expert: str) -> float:
@@ -62,20 +61,10 @@ class BabyAITeacher:
         level = BabyAIText(task=task, distractors=self.distractors.get(task, 0))
         return play(level, self.cue, self.turns[task], self.length, guesses, seed, task, self.ahead)
 
-    def _ask(self, seed: int) -> Iterator[Demonstration]:
-        """Questions for two to four of the things in sight, by names that only one of them has. They never end."""
-        luck, level = random.Random(derive("questions", seed)), BabyAIText(distractors=MAX_DISTRACTORS)
-        for episode in count():
-            seen, _ = level.reset(seed=episode_seed("demo", seed, "questions", episode))
-            for _ in range(self.length):
-                things = [(f"{colour} {kind}", place) for colour, kind, place in SEEN.findall(seen["text"])]
-                named = Counter(name for name, _ in things)
-                alone = [(name, place) for name, place in things if named[name] == 1]
-                asked = luck.sample(alone, min(4, len(alone)))
-                if len(asked) > 1:
-                    question = f"Where? {', '.join(f'the {name}' for name, _ in asked)}"
-                    answer = "\n".join(f"I see a {name} {place}." for name, place in asked)
-                    yield Demonstration([{"role": "user", "content": f"{seen['text']}\n{question}"}], answer)
-                seen, _, terminated, truncated, _ = level.step(luck.choice(MOVES))
-                if terminated or truncated:
-                    break
+
+def _things(text: str) -> list[tuple[str, str]]:
+    return [(f"{colour} {kind}", place) for colour, kind, place in SEEN.findall(text)]
+
+
+def _answer(name: str, place: str) -> str:
+    return f"I see a {name} {place}."
