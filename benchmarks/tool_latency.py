@@ -19,6 +19,7 @@ import torch
 from benchmarks.common import record
 from turnwise.collector import Collector
 from turnwise.config import Config
+from turnwise.engines import local
 from turnwise.engines.local import LocalEngine
 from turnwise.evaluate import open_player
 from turnwise.protocols import Codec
@@ -81,14 +82,15 @@ class Told(LocalEngine):
         super()._step()
         self.busy_s += time.perf_counter() - start
 
-    def _sample(self, requests: list[Any], logits: torch.Tensor) -> None:
-        super()._sample(requests, logits)
-        for request in requests:
+    def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
+        super()._sample(first, guesses, logits)
+        for request in self._running[first : first + len(guesses)]:
             words = self.calls if request.sampling.max_tokens == len(self.calls) else self.answer
             request.tokens[-1] = words[len(request.tokens) - 1]
 
 
 def main() -> None:
+    local._AHEAD = 0  # guesses are of what the model would say, not of what it is told to
     busy: dict[float, list[float]] = {0.0: [], MEAN_S: []}
     walls: list[float] = []
     for _ in range(ROUNDS):

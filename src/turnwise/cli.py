@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -318,8 +319,10 @@ def _make_model(arguments: argparse.Namespace) -> int:
     teachers = {"tiny": BabyAITeacher, "tiny-games": GamesTeacher, "tiny-tools": CalculatorTeacher}
     if not is_writable(arguments.folder):
         raise ValueError(f"nothing can be written to {arguments.folder}; name another folder")
-    start = "tiny" if arguments.model == "tiny-games" else ""  # who finds things in BabyAI finds them elsewhere
-    make_tiny(arguments.folder, teachers[arguments.model](), Recipe(seed=arguments.seed, start=start))
+    recipe = Recipe(seed=arguments.seed)
+    if arguments.model == "tiny-games":  # who finds things in BabyAI finds them elsewhere; more levels beat more epochs
+        recipe = replace(recipe, start="tiny", epochs=1)
+    make_tiny(arguments.folder, teachers[arguments.model](), recipe)
     return 0
 
 

@@ -273,7 +273,8 @@ class LocalEngine:
         trunk = self.model.get_decoder()
         places = torch.arange(len(tokens)), lasts
         if every:
-            places = (torch.arange(ids.shape[1]) <= lasts[:, None]).nonzero(as_tuple=True)
+            rows, columns = (torch.arange(ids.shape[1]) <= lasts[:, None]).nonzero(as_tuple=True)
+            places = rows, columns
         with nullcontext() if every else last_mlp_at(trunk, places):
             output = trunk(
                 ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from turnwise.config import ModelConfig
 
-EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-tools")}
+EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-games", "tiny-tools")}
 
 
 def locate(path: str) -> str:
@@ -30,7 +30,7 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
         )
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model.path is {config.path!r}, which cannot be opened; give {' or '.join(EMBEDDED)}, the id of a "
+            f"model.path is {config.path!r}, which cannot be opened; give {', '.join(EMBEDDED)}, the id of a "
             "model on the Hugging Face hub, or a folder with config.json, model.safetensors and tokenizer.json"
         ) from error
     torch.nn.Module.to(model, pick_device(config.device))
