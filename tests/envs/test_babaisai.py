@@ -654,7 +654,8 @@ def test_a_thought_says_where_the_next_thing_is_and_what_comes_of_it(task):
             action, thought, before = env.expert(), env.thought(), set(env.world.rules)
             assert len(thought.split()) <= 24
             told = re.fullmatch(
-                r"(?:To (make|break) (.+): (.+)\. I push it (\w+)|(\w+) is win\. I see (.+?)(?:\. I step off it and back)?)\.",
+                r"(?:To (make|break) (.+): (.+)\. I push it (\w+)"
+                r"|(\w+) is win\. I see (.+?)(?:\. I step off it and back)?)\.",
                 thought,
             )
             assert told is not None, thought
