@@ -294,6 +294,24 @@ def test_a_row_longer_than_the_limit_goes_alone():
     assert [m.line.lengths.tolist() for m in micros] == [[50], [4, 3], [3]]
 
 
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 100), st.integers(2, 4))
+def test_lanes_get_as_many_lines_of_as_like_a_size_as_can_be(lengths, most, lanes):
+    batch = pack([segment(turn(range(100 * n, 100 * n + length), [99])) for n, length in enumerate(lengths)])
+    rows = torch.arange(len(lengths))
+    sizes = [[m.line.lengths.tolist() for m in batch.micros(rows, most, finals=False, lanes=n)] for n in (1, lanes)]
+    alone, beside = ([sum(line) for line in lines] for lines in sizes)
+    assert sorted(n for line in sizes[1] for n in line) == sorted(lengths)
+    assert all(size <= most or len(line) == 1 for size, line in zip(beside, sizes[1], strict=True))
+    assert len(alone) <= len(beside) <= -(-len(alone) // lanes) * lanes  # fewer where rows are too few, or too long
+    assert max(beside) <= max(alone)
+
+
+def test_two_lanes_share_a_batch_evenly():
+    batch = pack([segment(turn(range(100 * n, 100 * n + 10), [99])) for n in range(20)])
+    lines = [m.line.lengths.tolist() for m in batch.micros(torch.arange(20), 80, finals=False, lanes=2)]
+    assert [len(line) for line in lines] == [5, 5, 5, 5]
+
+
 def test_without_finals_nothing_after_the_last_reply_is_read():
     batch = pack([segment(turn([1, 2], [3, 4]), end="cut", final=[1, 2, 3, 4, 5, 6])])
     (short,) = batch.micros(torch.tensor([0]), 100, finals=False)

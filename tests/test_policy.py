@@ -9,9 +9,11 @@ import torch
 from helpers import segment, turn
 from torch import Tensor
 
+from turnwise import fused
 from turnwise.advantages.gae import DualGAE
 from turnwise.batch import Batch, Estimate, pack
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
+from turnwise.lanes import Lanes
 from turnwise.policy import Policy, Scores
 from turnwise.types import Segment
 from turnwise.update import Credit, Optimizers, assign_credit, fit_critic, update
@@ -22,6 +24,12 @@ UPDATE = UpdateConfig(actor_lr=1e-3, critic_lr=1e-2, minibatch=1000)
 @pytest.fixture(params=["separate", "shared"])
 def critic(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Rows are read by the modules of transformers."""
+    monkeypatch.setattr(fused, "can_read", lambda trunk: False)
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -117,6 +125,18 @@ def test_any_micro_batch_size_gives_the_same_loss_and_gradient(tiny, critic, joi
         assert_same(learn(policy, batch, credit, micro_tokens=micro_tokens), expected)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_any_number_of_lanes_gives_the_same_scores_loss_and_gradient(tiny, critic, count):
+    policy = make_policy(tiny[0], critic, reference=True)
+    batch, credit = opinions(policy, make_segments())
+    alone = learn(policy, batch, credit, micro_tokens=64), policy.score(batch, 64)
+    policy.lanes = Lanes(count)
+    beside = learn(policy, batch, credit, micro_tokens=64), policy.score(batch, 64)
+    assert_same(beside[0], alone[0])
+    for one, other in zip(vars(alone[1]).values(), vars(beside[1]).values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_any_order_of_the_segments_gives_the_same_loss_and_gradient(tiny, critic, joined):
     policy = make_policy(tiny[0], critic)
@@ -147,7 +167,7 @@ def test_padding_changes_nothing(tiny, critic):
 
 
 @pytest.mark.parametrize("common", [15, 16, 40])
-def test_what_all_rows_begin_with_is_read_once_and_learned_from_all(tiny, critic, common):
+def test_what_all_rows_begin_with_is_read_once_and_learned_from_all(modules, tiny, critic, common):
     policy = make_policy(tiny[0], critic)
     start = ids(99, common)
     segments = [
@@ -175,7 +195,7 @@ def test_what_all_rows_begin_with_is_read_once_and_learned_from_all(tiny, critic
     assert torch.allclose(alone.bootstraps, together.bootstraps, atol=1e-5)
 
 
-def test_the_last_perceptron_sees_only_places_that_are_read(tiny):
+def test_the_last_perceptron_sees_only_places_that_are_read(modules, tiny):
     policy = make_policy(tiny[0], "separate")
     batch, credit = opinions(policy, make_segments())
     seen: list[int] = []
@@ -186,7 +206,7 @@ def test_the_last_perceptron_sees_only_places_that_are_read(tiny):
     assert seen == [64 * -(-len(batch.logprobs) // 64)]
 
 
-def test_checkpointed_activations_teach_the_same(tiny, critic):
+def test_checkpointed_activations_teach_the_same(modules, tiny, critic):
     policy = make_policy(tiny[0], critic)
     batch, credit = opinions(policy, make_segments())
     expected = learn(policy, batch, credit)
@@ -252,7 +272,7 @@ def test_nothing_flows_back_into_the_tokens_after(tiny, critic, position):
         hook.remove()
     for number, quantity in ((0, forward.logprobs), (0, forward.entropy), (-1, forward.values)):
         (gradient,) = torch.autograd.grad(quantity[position], inputs[number], retain_graph=True)
-        touched = gradient[0].abs().sum(-1) > 0
+        touched = gradient.view(-1, gradient.shape[-1]).abs().sum(-1) > 0
         assert touched[: 10 + position].all()
         assert not touched[10 + position :].any()  # the token itself is not seen either
 

@@ -15,6 +15,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from turnwise import fused
 from turnwise.batch import Line
 from turnwise.models import arithmetic
 from turnwise.trunk import ATTENTION, _attend, last_mlp_at, prepare, read
@@ -38,9 +39,17 @@ def line_of(beginning: Tensor, rests: list[Tensor]) -> Line:
     return Line(torch.cat([beginning, *rests]), torch.cat(positions), shared, lengths)
 
 
+@pytest.fixture(params=["kernels", "modules"])
+def way(request, monkeypatch):
+    """Lines are read by our own kernels, or by the modules of transformers."""
+    if request.param == "modules":
+        monkeypatch.setattr(fused, "can_read", lambda trunk: False)
+    return request.param
+
+
 @pytest.mark.parametrize("shared", [0, 1, 20])
 @pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 17, 1], [64, 64]])
-def test_a_line_is_read_as_its_rows_are(shared, lengths):
+def test_a_line_is_read_as_its_rows_are(way, shared, lengths):
     model = llama()
     beginning, rests = ids(shared), [ids(length, seed=number + 1) for number, length in enumerate(lengths)]
     with torch.no_grad():
@@ -51,7 +60,7 @@ def test_a_line_is_read_as_its_rows_are(shared, lengths):
     assert torch.allclose(found, torch.cat(expected), atol=1e-5)
 
 
-def test_gradients_of_all_rows_meet_in_their_beginning():
+def test_gradients_of_all_rows_meet_in_their_beginning(way):
     apart, together = llama(), llama()
     beginning, rests = ids(20), [ids(length, seed=length) for length in (3, 9, 6)]
     for rest in rests:

@@ -9,6 +9,7 @@ Shapes: B rows, N sampled tokens, E segments, L all tokens of all rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,22 +77,17 @@ class Batch:
         """The rows with sampled tokens; the others only hold a next prompt."""
         return self.sampled_per_row.nonzero()[:, 0]
 
-    def micros(self, rows: Tensor, max_tokens: int, finals: bool) -> Iterator[Micro]:
+    def micros(self, rows: Tensor, max_tokens: int, finals: bool, lanes: int = 1) -> Iterator[Micro]:
         """The rows in lines of at most `max_tokens` tokens (a longer row goes alone), those of like length together.
 
         With `finals` the next prompts at the ends of rows are read too; without, a row is read only as far as its
-        last sampled token needs.
+        last sampled token needs. For more than one lane as many lines of as like a size as there can be are made, in
+        a multiple of the lanes.
         """
         reach = self._reach(finals)
         order = rows[torch.argsort(reach[rows], descending=True, stable=True)]
-        start = taken = 0
-        for number, length in enumerate(reach[order].tolist()):
-            if number > start and taken + length > max_tokens:
-                yield self._micro(order[start:number], reach, finals)
-                start, taken = number, 0
-            taken += length
-        if len(order):
-            yield self._micro(order[start:], reach, finals)
+        for line in _lines(reach[order].tolist(), max_tokens, lanes):
+            yield self._micro(order[line], reach, finals)
 
     def _micro(self, rows: Tensor, reach: Tensor, finals: bool) -> Micro:
         shared = self._shared(rows)
@@ -251,6 +247,28 @@ def pack(segments: Sequence[Segment]) -> Batch:
         segment_ends=_marks(total, lasts[torch.cumsum(torch.tensor(segment_turns), 0) - 1]),
         in_action=left < torch.repeat_interleave(torch.tensor(actions), lengths),
     )
+
+
+def _lines(lengths: Sequence[int], most: int, lanes: int) -> list[slice]:
+    """Lines of at most so many tokens, for several lanes of as few as can be where their number is a multiple."""
+    lines = _fill(lengths, most)
+    if lanes == 1:
+        return lines
+    wanted = -(-len(lines) // lanes) * lanes
+    limits = range(max(lengths, default=most), most)  # the lower, the more lines there are
+    fewer = bisect_left(limits, True, key=lambda limit: len(_fill(lengths, limit)) <= wanted)
+    return _fill(lengths, limits[fewer]) if fewer < len(limits) else lines
+
+
+def _fill(lengths: Sequence[int], most: int) -> list[slice]:
+    """Consecutive rows, as many in a line as it holds."""
+    lines, start, taken = [], 0, 0
+    for number, length in enumerate(lengths):
+        if number > start and taken + length > most:
+            lines.append(slice(start, number))
+            start, taken = number, 0
+        taken += length
+    return [*lines, slice(start, len(lengths))] if lengths else lines
 
 
 def _spans(starts: Tensor, lengths: Tensor) -> Tensor:

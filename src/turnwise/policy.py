@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from turnwise import fused
 from turnwise.batch import Batch, Micro
+from turnwise.fused import padded
+from turnwise.lanes import Lanes
 from turnwise.lora import Adapters
-from turnwise.trunk import padded, prepare, read
+from turnwise.trunk import prepare, read
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,20 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         return self.actor.device
 
+    @cached_property
+    def lanes(self) -> Lanes:
+        """In how many threads lines are read side by side. Modules of transformers, with our hooks, are read in one."""
+        return Lanes(torch.get_num_threads() if fused.can_read(self.actor.get_decoder()) else 1)
+
     def actor_parameters(self) -> list[nn.Parameter]:
         return list(self.actor.parameters()) if self.adapters is None else self.adapters.parameters("actor")
 
     def critic_parameters(self) -> list[nn.Parameter]:
         own = [parameter for part in (self.critic_trunk, self.value_head) if part for parameter in part.parameters()]
         return own if self.adapters is None else [*self.adapters.parameters("critic"), *own]
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return [*self.actor_parameters(), *self.critic_parameters()]
 
     def weights(self) -> Mapping[str, Tensor]:
         """Of the actor, as an engine elsewhere needs them."""
@@ -126,8 +138,9 @@ class Policy(nn.Module):
         count = len(batch.logprobs)
         values, bootstraps = torch.zeros(count), torch.zeros(len(batch.segments))
         if self.value_head is not None:
-            for micro in batch.micros(torch.arange(len(batch.row_lengths)), max_tokens, finals=True):
-                tokens, ends = self.values(micro)
+            every = torch.arange(len(batch.row_lengths))
+            micros = list(batch.micros(every, max_tokens, finals=True, lanes=self.lanes.count))
+            for micro, (tokens, ends) in zip(micros, self.lanes.map(self.values, micros), strict=True):
                 values[micro.index] = tokens.cpu()
                 bootstraps[micro.segments] = ends.cpu()
         return Scores(values, bootstraps, self.reference_logprobs(batch, max_tokens) if reference else None)
@@ -145,10 +158,14 @@ class Policy(nn.Module):
     def _logprobs(self, role: Role, batch: Batch, max_tokens: int) -> Tensor:
         logprobs = torch.zeros(len(batch.logprobs))
         model = self.references[0] if role == "reference" and self.references else self.actor
-        for micro in batch.micros(batch.trained_rows, max_tokens, finals=False):
+
+        def score(micro: Micro) -> Tensor:
             with self.precision:
-                hidden = self._read(role, micro)[0]
-                logprobs[micro.index] = self._head(model, hidden, micro)[0].cpu()
+                return self._head(model, self._read(role, micro)[0], micro)[0]
+
+        micros = list(batch.micros(batch.trained_rows, max_tokens, finals=False, lanes=self.lanes.count))
+        for micro, found in zip(micros, self.lanes.map(score, micros), strict=True):
+            logprobs[micro.index] = found.cpu()
         return logprobs
 
     def _read(self, role: Role, micro: Micro) -> tuple[Tensor, Tensor]:

@@ -15,12 +15,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from turnwise import fused
 from turnwise.batch import Line
+from turnwise.fused import padded
 
 ATTENTION = "turnwise_line"
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-_COUNT = 64  # a processor prepares every new shape of a product anew, so only few are let occur
-_WIDTH = 16  # likewise for the rows side by side of which attention is taken
+_WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -48,13 +49,10 @@ def prepare(model: PreTrainedModel) -> None:
             part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
 
 
-def padded(count: int) -> int:
-    """How many tokens or places are computed for so many."""
-    return -(-count // _COUNT) * _COUNT
-
-
 def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
     """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
+    if fused.can_read(trunk) and len(places):
+        return fused.read(trunk, line, places)
     missing = padded(len(line.tokens)) - len(line.tokens)
     tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
     given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}

@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from turnwise import loss
-from turnwise.batch import Batch, Estimate, Streams
+from turnwise.batch import Batch, Estimate, Micro, Streams
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
 from turnwise.policy import Forward, Policy, Scores
 from turnwise.protocols import Advantage
@@ -123,6 +123,14 @@ class Optimizers:
         return warm * shape[self.config.lr_schedule]
 
 
+@dataclass(frozen=True)
+class Told:
+    """What was seen in a micro-batch: sums by name, and over how many tokens."""
+
+    sums: Mapping[str, Tensor]
+    count: int
+
+
 class Means:
     """Running means, each over its own count."""
 
@@ -135,6 +143,10 @@ class Means:
             self._sums[name] += float(value)
             self._counts[name] += count
 
+    def add_all(self, told: Sequence[Told]) -> None:
+        for one in told:
+            self.add(one.sums, one.count)
+
     def figures(self) -> dict[str, float]:
         return {name: total / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
 
@@ -144,10 +156,9 @@ class Objective:
 
     def __init__(self, batch: Batch, credit: Credit, config: UpdateConfig, kl: float):
         self.batch, self.credit, self.config, self.kl = batch, credit, config, kl
-        self.means = Means()
         self._weights = self._critic_weights()
 
-    def actor(self, forward: Forward, index: Tensor) -> Tensor:
+    def actor(self, forward: Forward, index: Tensor) -> tuple[Tensor, list[Told]]:
         """The clipped surrogate, the entropy bonus and the KL term; `index` [n] says which of N they are of."""
         config, credit = self.config, self.credit
         new, old, entropy = forward.logprobs.cpu(), self.batch.logprobs[index], forward.entropy.cpu()
@@ -161,18 +172,19 @@ class Objective:
             "actor/entropy": entropy,
             "actor/moved_kl": loss.kl_k3(old, new.detach()),
         }
-        self.means.add({name: x.detach().sum() for name, x in told.items()}, len(index))
-        return total
+        return total, [Told({name: x.detach().sum() for name, x in told.items()}, len(index))]
 
-    def critic(self, values: Tensor, returns: Tensor, index: Tensor) -> Tensor:
+    def critic(self, values: Tensor, returns: Tensor, index: Tensor) -> tuple[Tensor, list[Told]]:
         """The weighed errors of values [n]; returns are those of all N."""
         values, targets, learned = values.cpu(), returns[index], self.credit.learned[index]
         error = loss.value_loss(values, self.credit.old_values[index], targets, self.config.value_clip)
         plain = 0.5 * (values.detach() - targets) ** 2
         first = learned & self.batch.turn_firsts[index]
-        self.means.add({"critic/loss": plain[learned].sum()}, int(learned.sum()))
-        self.means.add({"critic/first_token_loss": plain[first].sum()}, int(first.sum()))
-        return (self._weights[index] * error).sum()
+        told = [
+            Told({"critic/loss": plain[learned].sum()}, int(learned.sum())),
+            Told({"critic/first_token_loss": plain[first].sum()}, int(first.sum())),
+        ]
+        return (self._weights[index] * error).sum(), told
 
     def _critic_weights(self) -> Tensor:
         """[N] how much the error at each token weighs; 0 where the critic does not learn."""
@@ -195,24 +207,28 @@ def update(
 ) -> dict[str, float]:
     """Train actor and critic on a batch for some epochs of minibatches; returns means over what was trained."""
     policy.train(config.gradient_checkpointing)
-    objective = Objective(batch, credit, config, kl.loss)
+    objective, means = Objective(batch, credit, config, kl.loss), Means()
     drift = 0.0  # largest gap between the engine's log-prob and the trainer's, before anything was trained
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
-            for micro in batch.micros(rows, config.micro_tokens, finals=False):
+
+            def learn(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
                 forward = policy(micro)
-                total = objective.actor(forward, micro.index)
+                total, told = objective.actor(forward, micro.index)
                 if forward.values is not None and credit.returns is not None:
-                    total = total + config.value_coefficient * objective.critic(
-                        forward.values, credit.returns, micro.index
-                    )
-                (total / tokens).backward()
+                    error, of_critic = objective.critic(forward.values, credit.returns, micro.index)
+                    total, told = total + config.value_coefficient * error, told + of_critic
+                gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
+                return total / tokens, (told, float(gap.abs().max()))
+
+            micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
+            for told, gap in policy.lanes.backward(learn, micros, policy.trained_parameters()):
+                means.add_all(told)
                 if epoch == 0 and number == 0:
-                    gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
-                    drift = max(drift, float(gap.abs().max()))
-            objective.means.add(optimizers.step())
-    return {"actor/engine_gap": drift, **objective.means.figures()}
+                    drift = max(drift, gap)
+            means.add(optimizers.step())
+    return {"actor/engine_gap": drift, **means.figures()}
 
 
 def minibatches(rows: Tensor, batch: Batch, turns: int, seed: int) -> Iterator[Tensor]:
@@ -241,16 +257,19 @@ def fit_critic(
     credit = assign_credit(batch, Scores(scores.values, scores.bootstraps, reference), advantage, kl_coefficient)
     assert credit.returns is not None
     policy.train(config.gradient_checkpointing)
-    objective = Objective(batch, credit, config, 0.0)
+    objective, targets = Objective(batch, credit, config, 0.0), credit.returns
     generator = torch.Generator().manual_seed(seed)
     trained = batch.trained_rows
     drawn = trained[torch.randperm(len(trained), generator=generator)[: math.ceil(warmup.w_frac * len(trained))]]
     size = math.ceil(len(trained) * config.minibatch / sum(len(segment.turns) for segment in batch.segments))
     for rows in drawn.split(size):
         tokens = int(batch.sampled_per_row[rows].sum())
-        for micro in batch.micros(rows, config.micro_tokens, finals=False):
-            values = policy.values(micro)[0]
-            (objective.critic(values, credit.returns, micro.index) / tokens).backward()
+
+        def learn(micro: Micro, tokens: int = tokens) -> tuple[Tensor, None]:
+            return objective.critic(policy.values(micro)[0], targets, micro.index)[0] / tokens, None
+
+        micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
+        policy.lanes.backward(learn, micros, policy.critic_parameters())
         optimizers.step(actor=False)
     values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
     return {

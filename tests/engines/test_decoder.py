@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.config import LoRAConfig
 from turnwise.engines import decoder
-from turnwise.engines.decoder import FAMILY, Decoder
+from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
+from turnwise.family import FAMILY
 from turnwise.lora import Adapters
 from turnwise.types import Generation, Sampling
 

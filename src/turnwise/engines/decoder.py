@@ -1,4 +1,4 @@
-"""The forward pass of Llama, Mistral, Qwen2 and Qwen3 for sampling on a CPU, in as few operations as there can be.
+"""The forward pass of the family for sampling on a CPU, in as few operations as there can be.
 
 A small model's products take microseconds there, so what lies around them counts: Python modules, casts, products
 that could be one. It computes what transformers' modules compute, to rounding.
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-_STEADY = ("default", "linear", "llama3", "yarn")  # rotary positions whose angles do not depend on the length
+from turnwise.family import in_family, neighbours
+
 _SMALL = 300_000_000  # parameters up to which the copy of the weights costs little
 _FEW = 8  # tokens of a row up to which attention is faster as two products
 
@@ -104,16 +104,10 @@ class Decoder:
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether it is a small one of the family, in fp32 on a processor, with plain linear layers (no adapters)."""
-        config: Any = model.config
-        if config.model_type not in FAMILY or model.device.type != "cpu" or model.num_parameters() > _SMALL:
-            return False
-        trunk: Any = model.get_decoder()
-        rotary, size = trunk.rotary_emb, trunk.layers[0].self_attn.head_dim
-        products = [part for name, part in model.named_modules() if name.endswith(("_proj", "lm_head"))]
-        plain = all(type(part) is nn.Linear and part.weight.dtype == torch.float32 for part in products)
-        whole = 2 * len(rotary.inv_freq) == size and rotary.rope_type in _STEADY
-        return plain and whole and config.hidden_act == "silu"
+        """Whether it is a small one of the family."""
+        head: Any = model.get_output_embeddings()
+        plain = type(head) is nn.Linear and head.weight.dtype == torch.float32
+        return plain and model.num_parameters() <= _SMALL and in_family(model.get_decoder())
 
     def load(self) -> None:
         """Take the model's weights as they are now."""
@@ -189,12 +183,11 @@ class Decoder:
     def _layer(self, layer: Any) -> _Layer:
         attention, perceptron = layer.self_attn, layer.mlp
         size, norms = attention.head_dim, None
-        pairs = torch.arange(size).view(2, -1).T.flatten()  # what is rotated together stands together
-        rotated = (torch.arange(self._heads + self._groups)[:, None] * size + pairs).flatten()
+        rotated = neighbours(self._heads + self._groups, size)
         order = torch.cat([rotated, torch.arange(len(rotated), len(rotated) + self._groups * size)])
         if hasattr(attention, "q_norm"):
             both = [attention.q_norm] * self._heads + [attention.k_norm] * self._groups
-            norms = torch.stack([norm.weight[pairs] for norm in both]) * size**0.5
+            norms = torch.stack([norm.weight[rotated[:size]] for norm in both]) * size**0.5
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         return _Layer(
             _Linear(products, self._bf16, layer.input_layernorm, order),

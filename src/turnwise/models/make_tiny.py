@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from turnwise.batch import Batch, pack
+from turnwise.batch import Batch, Micro, pack
 from turnwise.config import ModelConfig
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
@@ -171,11 +172,13 @@ def imitate(policy: Policy, batch: Batch, recipe: Recipe, say: Say) -> None:
     for epoch in range(recipe.epochs):
         for rows in minibatches(batch.trained_rows, batch, recipe.batch, derive(recipe.seed, epoch)):
             tokens = int(batch.sampled_per_row[rows].sum())
-            total = 0.0
-            for micro in batch.micros(rows, 2048, finals=False):
+
+            def learn(micro: Micro, tokens: int = tokens) -> tuple[Tensor, float]:
                 loss = -policy(micro).logprobs.sum() / tokens
-                loss.backward()
-                total += loss.item()
+                return loss, loss.item()
+
+            micros = list(batch.micros(rows, 2048, finals=False, lanes=policy.lanes.count))
+            total = sum(policy.lanes.backward(learn, micros, parameters))
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad()

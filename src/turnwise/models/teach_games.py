@@ -1,20 +1,30 @@
-"""Teaches BabaIsAI, Crafter, Sokoban and FrozenLake, each played with a share of random actions."""
+"""Teaches BabaIsAI, Crafter, Sokoban and FrozenLake, each played with a share of random actions.
 
-import re
+Whoever is shown two things at a time learns that one of two places is meant, and guesses; whoever is asked for many,
+learns to find a place by its name. So there is a drill beside the games: made-up maps, and questions about them.
+"""
+
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from turnwise.envs.babaisai import ACTIONS, BabaIsAI
+from turnwise.envs.babaisai import BabaIsAI
 from turnwise.envs.crafter import CrafterText
 from turnwise.envs.frozenlake import FrozenLakeText
 from turnwise.envs.sokoban import SokobanText
 from turnwise.models.make_tiny import Demonstration
-from turnwise.models.playing import ask, play
+from turnwise.models.playing import play
+from turnwise.seeds import derive
 
-_THING = re.compile(r"^a (\w+) (\d.*)$", re.MULTILINE)  # of BabaIsAI, and where it is
+_NOUNS = (
+    *("baba", "ball", "door", "key", "wall", "is", "lose", "push", "stop", "win", "you"),
+    *("coal", "cow", "diamond", "furnace", "grass", "iron", "lava", "path", "plant", "sand", "skeleton", "stone"),
+    *("table", "tree", "water", "zombie", "box", "floor", "goal", "hole", "target"),
+)
+_MOST, _ASKED, _FAR = 10, 5, 8  # things on a made-up map, questions about them, and steps to each side
 
 
 @dataclass(frozen=True)
@@ -46,25 +56,22 @@ class GamesTeacher:
 
     lessons: dict[str, Lesson] = field(
         default_factory=lambda: {
-            "goto_win-distr_obj": Lesson(0.9, turns=4_000, ahead=3),
-            "two_room-goto_win": Lesson(0.9, turns=3_000, ahead=10),
-            "two_room-goto_win-distr_obj_rule": Lesson(0.9, turns=5_000, ahead=10),
+            "goto_win-distr_obj": Lesson(0.9, turns=6_000, ahead=3),
+            "two_room-goto_win": Lesson(0.9, turns=4_000, ahead=10),
+            "two_room-goto_win-distr_obj_rule": Lesson(0.9, turns=8_000, ahead=10),
             "two_room-maybe_break_stop-goto_win": Lesson(0.9, turns=8_000, ahead=20),
             "crafter": Lesson(0.9, turns=8_000, length=300, memories=(0, 1, 1, 1, 2)),
-            "sokoban": Lesson(0.8, turns=12_000, ahead=8),
-            "frozenlake": Lesson(0.8, turns=7_500, ahead=3),
-            "frozenlake-slippery": Lesson(0.8, turns=7_500, ahead=3),
+            "sokoban": Lesson(0.8, turns=10_000, ahead=8),
+            "frozenlake": Lesson(0.8, turns=6_000, ahead=3),
+            "frozenlake-slippery": Lesson(0.8, turns=6_000, ahead=3),
         }
     )
-    questions: dict[str, int] = field(  # where several things are, in BabaIsAI
-        default_factory=lambda: {"goto_win-distr_obj": 7_500, "two_room-goto_win-distr_obj_rule": 7_500}
-    )
+    drill: int = 20_000  # made-up maps
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         shown = [one for game, lesson in self.lessons.items() for one in self._show(game, lesson, seed)]
-        asked = [one for game, number in self.questions.items() for one in islice(_ask(game, seed), number)]
-        return [*shown, *asked]
+        return [*shown, *islice(made_up(seed), self.drill)]
 
     def _show(self, game: str, lesson: Lesson, seed: int) -> Iterator[Demonstration]:
         level, guesses = GAMES[game](), lesson.guesses
@@ -72,5 +79,32 @@ class GamesTeacher:
         return play(level, *shown)
 
 
-def _ask(game: str, seed: int) -> Iterator[Demonstration]:
-    return ask(GAMES[game](), _THING.findall, "I see a {} {}.".format, ACTIONS, 4, 4, seed, f"questions {game}")
+def made_up(seed: int) -> Iterator[Demonstration]:
+    """Questions for the places of things and words on maps of no game, worded as BabaIsAI or Crafter would; endless."""
+    luck = random.Random(derive("made-up maps", seed))
+    while True:
+        crafter = luck.random() < 0.25
+        kinds = ("{}",) if crafter else ("a {}", "word `{}`")
+        names = luck.sample([kind.format(noun) for noun in _NOUNS for kind in kinds], luck.randint(2, _MOST))
+        places = {name: _place(luck, crafter) for name in names}
+        walls = [f"a wall {_place(luck, crafter)}" for _ in range(luck.choice((0, 0, 4)))]  # no place of their own
+        lines = [*(f"{name} {place}" for name, place in places.items()), *walls]
+        luck.shuffle(lines)
+        known = [name for name in names if name != "a wall" or not walls]
+        asked = luck.sample(known, min(_ASKED, len(known)))
+        called = [name if name.startswith("word") else f"the {name.removeprefix('a ')}" for name in asked]
+        text = "\n".join([*lines, f"Where? {', '.join(called)}"])
+        say = "The nearest {} is {}." if crafter else "I see {} {}."
+        reply = "\n".join(say.format(name, places[name]) for name in asked)
+        yield Demonstration([{"role": "user", "content": text}], reply)
+
+
+def _place(luck: random.Random, crafter: bool) -> str:
+    """Somewhere else than here, as the games say it."""
+    ways = (("north", "south"), ("west", "east")) if crafter else (("left", "right"), ("up", "down"))
+    parts: list[str] = []
+    while not parts:
+        for steps, way in zip((luck.randint(-_FAR, _FAR), luck.randint(-_FAR, _FAR)), ways, strict=True):
+            if steps:
+                parts.append(f"{abs(steps)} step{'s' * (abs(steps) > 1)} {way[steps > 0]}")
+    return " and ".join(parts)

@@ -1,0 +1,29 @@
+"""The decoders of transformers whose layers we compute ourselves on a processor: Llama, Mistral, Qwen2 and Qwen3."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+_STEADY = ("default", "linear", "llama3", "yarn")  # rotary positions whose angles do not depend on the length
+
+
+def in_family(trunk: PreTrainedModel) -> bool:
+    """Whether it is one of them, in fp32 on a processor, with plain linear layers (no adapters)."""
+    config: Any = trunk.config
+    if config.model_type not in FAMILY or trunk.device.type != "cpu":
+        return False
+    parts: Any = trunk
+    rotary, size = parts.rotary_emb, parts.layers[0].self_attn.head_dim
+    products = [part for name, part in trunk.named_modules() if name.endswith("_proj")]
+    plain = all(type(part) is nn.Linear and part.weight.dtype == torch.float32 for part in products)
+    whole = 2 * len(rotary.inv_freq) == size and rotary.rope_type in _STEADY
+    return plain and whole and config.hidden_act == "silu"
+
+
+def neighbours(heads: int, size: int) -> torch.Tensor:
+    """[heads x size]: in which order of a product's outputs the pairs that are rotated together are neighbours."""
+    pairs = torch.arange(size).view(2, -1).T.flatten()
+    return (torch.arange(heads)[:, None] * size + pairs).flatten()

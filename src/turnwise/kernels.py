@@ -1,0 +1,240 @@
+"""What the layers of a decoder compute, forwards and backwards, in as few operations as there can be.
+
+A small model's products take a millisecond or two on a processor; what lies around them must not take longer. Each
+function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice.
+
+Shapes: N tokens, D hidden units, d units of a head, H query heads, G groups of keys and values.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+LONG = 512  # tokens that a query looks at, beyond which its weights are not kept
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Weights of linear layers that read the same input, as one product reads them."""
+
+    weight: Tensor  # [out, in] in the type of products
+    bias: Tensor | None  # [out]
+    parameters: Sequence[nn.Parameter]  # all weights, then all biases
+    order: Tensor | None  # [out] which of the layers' outputs stands where; None: as they come
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, packed: Packed, *_: nn.Parameter) -> Tensor:
+        ctx.save_for_backward(given)
+        ctx.packed = packed
+        return nn.functional.linear(given, packed.weight, packed.bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        (given,), packed = ctx.saved_tensors, ctx.packed
+        of_given = slope @ packed.weight if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[2:]):
+            return of_given, None, *(None for _ in packed.parameters)
+        weights = _unordered((slope.mT @ given).float(), packed.order)
+        sizes = [len(parameter) for parameter in packed.parameters if parameter.dim() == 2]
+        found = [*weights.split(sizes)]
+        if packed.bias is not None:
+            found += _unordered(slope.sum(0, dtype=torch.float32), packed.order).split(sizes)
+        return of_given, None, *found
+
+
+def product(given: Tensor, packed: Packed) -> Tensor:
+    """[N, out] of [N, in]; the gradient of the weights comes in fp32."""
+    return _Product.apply(given, packed, *packed.parameters)  # pyright: ignore[reportReturnType]
+
+
+def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:
+    return ordered if order is None else torch.empty_like(ordered).index_copy_(0, order, ordered)
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
+        size = torch.linalg.vector_norm(given, dim=-1, keepdim=True)
+        scale = (size.square() / given.shape[-1] + floor).rsqrt()
+        ctx.save_for_backward(given, weight, scale)
+        return (given * scale).mul_(weight).to(kind)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        given, weight, scale = ctx.saved_tensors
+        width = given.shape[-1]
+        both = (slope * given).view(-1, width)
+        along = (both @ weight).view(scale.shape)  # how much the slope points along what is normed
+        of_weight = both.mT @ scale.flatten()
+        of_given = (slope * weight).mul_(scale).addcmul_(given, along * scale**3, value=-1 / width)
+        return of_given, of_weight, None, None
+
+
+def norm(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
+    """RMS norm over the last axis of an fp32 tensor, computed in fp32 and given in `kind`."""
+    return _Norm.apply(given, weight, floor, kind)  # pyright: ignore[reportReturnType]
+
+
+class _Rotated(Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, angles: Tensor) -> Tensor:
+        ctx.save_for_backward(angles)
+        ctx.kind = given.dtype
+        return _turned(given, angles)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        return _turned(slope, ctx.saved_tensors[0].conj()).to(ctx.kind), None
+
+
+def rotated(given: Tensor, angles: Tensor) -> Tensor:
+    """Vectors [N, heads, d], in fp32, turned by angles [N, 1, d / 2] (complex): two neighbours at a time."""
+    return _Rotated.apply(given, angles)  # pyright: ignore[reportReturnType]
+
+
+def _turned(given: Tensor, angles: Tensor) -> Tensor:
+    exact = given.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(angles)
+    return exact
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor) -> Tensor:
+        gate, up = given.chunk(2, -1)
+        opened = nn.functional.silu(gate)
+        ctx.save_for_backward(given, opened)
+        return opened * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        given, opened = ctx.saved_tensors
+        gate, up = given.chunk(2, -1)
+        found = torch.empty_like(given)
+        of_gate, of_up = found.chunk(2, -1)
+        torch.mul(slope, opened, out=of_up)
+        torch.ops.aten.silu_backward.grad_input(slope * up, gate, grad_input=of_gate)
+        return found
+
+
+def gated(given: Tensor) -> Tensor:
+    """SwiGLU: [N, I] of gates and ups [N, 2 I]."""
+    return _Gated.apply(given)  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries side by side with the keys that they look at, in `rows` rows a group: which vectors stand where.
+
+    A group's heads follow one another in a row. Keys that fill a row up are hidden by the bias.
+    """
+
+    queries: Tensor  # [G x rows x width] among the M x H queries; what fills a row up points to the last token
+    keys: Tensor  # [G x rows x columns] among the N x G keys
+    bias: Tensor  # [width, columns] or [G x rows, width, columns]: 0 where a query looks, else minus infinity
+    rows: int
+    shared: int  # columns, the first, in which all rows have the same keys
+
+
+def block(queries: Tensor, tokens: Tensor, shared: int, seen: Tensor, heads: int, groups: int) -> Block:
+    """Rows of queries [b, W] of M tokens, which look at the first `shared` tokens and at their own [b, C] of N.
+
+    `seen` [W, shared + C] or [b, W, shared + C] says at which of them.
+    """
+    group = torch.arange(groups)[:, None, None]
+    head = torch.arange(heads).view(groups, 1, -1, 1)
+    columns = torch.cat([torch.arange(shared).expand(len(tokens), -1), tokens], 1)
+    bias = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
+    repeat = heads // groups
+    bias = bias.repeat(repeat, 1) if bias.dim() == 2 else bias.repeat(groups, repeat, 1)
+    return Block(
+        (queries[None, :, None, :] * heads + head).flatten(),
+        (columns * groups + group).flatten(),
+        bias,
+        len(queries),
+        shared,
+    )
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
+        ctx.sizes = (heads, groups, size) = queries.shape[1], keys.shape[1], queries.shape[2]
+        ctx.blocks, kind = blocks, values.dtype
+        found = values.new_zeros((queries[..., 0].numel(), size))
+        kept = []
+        for one in blocks:
+            query, key, value = (
+                x.reshape(-1, size).index_select(0, places).view(groups * one.rows, -1, size)
+                for x, places in ((queries, one.queries), (keys, one.keys), (values, one.keys))
+            )
+            # Scores can be large, and what is left of them in bf16 coarse.
+            weights = torch.baddbmm(one.bias, query, key.mT, alpha=size**-0.5).softmax(-1).to(kind)
+            found.index_copy_(0, one.queries, torch.bmm(weights, value).flatten(0, 1))
+            kept += [query.to(kind), key.to(kind), value, weights]
+        ctx.save_for_backward(*kept)
+        ctx.tokens = len(keys)
+        return found.view(-1, heads * size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        heads, groups, size = ctx.sizes
+        slope = slope.reshape(-1, size)  # zero at the last token, which fills rows up
+        of_queries = torch.zeros_like(slope)
+        of_keys, of_values = (slope.new_zeros((ctx.tokens * groups, size)) for _ in range(2))
+        saved = iter(ctx.saved_tensors)
+        for one, query, key, value, weights in zip(ctx.blocks, saved, saved, saved, saved, strict=True):
+            own = slope.index_select(0, one.queries).view(query.shape)
+            scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, weights.dtype)
+            scores.mul_(size**-0.5)
+            of_queries.index_copy_(0, one.queries, torch.bmm(scores, key).flatten(0, 1))
+            _spread(of_keys, one, torch.bmm(scores.mT, query))
+            _spread(of_values, one, torch.bmm(weights.mT, own))
+        return of_queries.view(-1, heads, size), *(x.view(-1, groups, size) for x in (of_keys, of_values)), None
+
+
+def _spread(slopes: Tensor, block: Block, found: Tensor) -> None:
+    """Bring the slopes of keys or values [G x rows, columns, d] to their tokens; those of shared ones meet."""
+    places = block.keys.view(-1, block.rows, found.shape[1])
+    found = found.view(*places.shape, -1)
+    own, met = found[:, :, block.shared :], found[:, :, : block.shared].sum(1)
+    slopes.index_copy_(0, places[:, :, block.shared :].flatten(), own.flatten(0, 2))
+    slopes.index_add_(0, places[:, 0, : block.shared].flatten(), met.flatten(0, 1))
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """[M, H x d]: what queries [M, H, d] find in keys and values [N, G, d]; queries and keys are in fp32.
+
+    The last token of both must be one that nobody reads. Queries that stand in no block find zeros.
+    """
+    if any(one.bias.shape[-1] > LONG for one in blocks):
+        return _frugal(queries, keys, values, blocks)
+    return _Attention.apply(queries, keys, values, blocks)  # pyright: ignore[reportReturnType]
+
+
+def _frugal(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """By PyTorch's own attention, which is slower and keeps no weights, of which long rows have too many."""
+    (_, heads, size), groups = queries.shape, keys.shape[1]
+    found = values.new_zeros((queries[..., 0].numel(), size))
+    for one in blocks:
+        query, key, value = (
+            x.reshape(-1, size).index_select(0, places).view(groups * one.rows, 1, -1, size).float()
+            for x, places in ((queries, one.queries), (keys, one.keys), (values, one.keys))
+        )
+        bias = one.bias if one.bias.dim() == 2 else one.bias[:, None]
+        looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        found = found.index_copy(0, one.queries, looked.flatten(0, 2).to(values.dtype))
+    return found.view(-1, heads * size)
