@@ -1,7 +1,8 @@
 """How much time do batches of a fixed number of turns save over batches of whole episodes?
 
 Episode lengths are geometric (mean 30, at most 400). A batch of whole episodes is over when the longest is; in a batch
-of turns every slot has as much to do. With environments that answer at once, and again with one in eight that is slow.
+of turns every slot has as much to do. Batches of whole episodes are collected in the three ways that are in use. With
+environments that answer at once, and again with one in eight that is slow.
 """
 
 import asyncio
@@ -23,6 +24,12 @@ SLOTS = 32
 MEAN, CAP = 30, 400  # of episodes in turns; a batch of turns has as many a slot, so that both kinds are of one size
 LATENCIES = {"collect": 0.0, "collect_slow": 0.1}  # seconds a turn of the slow ones; the others take a tenth of it
 ROUNDS = 5
+WAYS = {
+    "turns": "every slot has as many turns to play",
+    "episodes": "every slot plays one episode at its own pace, and waits (asynchronous agent loops)",
+    "episodes_in_step": "all wait for all after every turn, and whoever has ended leaves (VAGEN, RAGEN)",
+    "episodes_all_in_step": "the same, but whoever has ended plays on, for nothing, until all have (verl-agent)",
+}
 
 
 class Geometric(Endless):
@@ -39,24 +46,26 @@ def main() -> None:
 
 
 def measured(slow_s: float) -> dict[str, float]:
-    turns: dict[str, list[float]] = {"turns": [], "episodes": []}
-    idle: dict[str, list[float]] = {"turns": [], "episodes": []}
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    idle: dict[str, list[float]] = {way: [] for way in WAYS}
     config = settings(slow_s)
     engine, renderer = open_player(config, None)
-    collectors = {name: Collector(config, renderer) for name in turns}
+    collectors = {way: Collector(config, renderer) for way in WAYS}
     with asyncio.Runner() as runner:
         for number in range(ROUNDS + 1):  # the first warms up
-            for name, collector in collectors.items():
-                rate, waiting = runner.run(batch(name, collector, engine))
+            for way, collector in collectors.items():
+                rate, waiting = runner.run(batch(way, collector, engine))
                 if number:
-                    turns[name].append(rate)
-                    idle[name].append(waiting)
+                    rates[way].append(rate)
+                    idle[way].append(waiting)
     for collector in collectors.values():
         collector.close()
-    figures = {f"turns_per_s_in_batches_of_{name}": statistics.median(series) for name, series in turns.items()}
-    figures |= {f"idle_share_in_batches_of_{name}": statistics.median(series) for name, series in idle.items()}
-    ratio = statistics.median(mine / theirs for mine, theirs in zip(turns["turns"], turns["episodes"], strict=True))
-    return {**figures, "ratio": ratio}
+    figures = {f"turns_per_s_in_batches_of_{way}": statistics.median(series) for way, series in rates.items()}
+    figures |= {f"idle_share_in_batches_of_{way}": statistics.median(series) for way, series in idle.items()}
+    for way in list(WAYS)[1:]:
+        ratios = [mine / theirs for mine, theirs in zip(rates["turns"], rates[way], strict=True)]
+        figures[f"times_as_fast_as_{way}"] = statistics.median(ratios)
+    return figures
 
 
 def settings(slow_s: float) -> Config:
@@ -71,26 +80,37 @@ def settings(slow_s: float) -> Config:
     )
 
 
-async def batch(name: str, collector: Collector, engine: Engine) -> tuple[float, float]:
-    """Turns a second, and the share of the slots' time spent waiting for the batch to end."""
+async def batch(way: str, collector: Collector, engine: Engine) -> tuple[float, float]:
+    """Turns a second that can be trained on, and the share of the slots' time in which they played none of those."""
     engine.load({}, 0)
     start = time.perf_counter()
-    busy: list[float] = []
+    useful: dict[Slot, tuple[int, float]] = {}  # turns, and seconds until the last of them
+
+    def note(slot: Slot) -> None:
+        useful.setdefault(slot, (slot.collected, time.perf_counter() - start))
 
     async def play(slot: Slot) -> None:
-        if name == "turns":
+        if way == "turns":
             await slot.play(engine, MEAN)
         else:
-            while not slot.segments:  # the first to close holds the whole episode
-                await slot.play_episodes(engine, 1)
-        busy.append(time.perf_counter() - start)
+            await slot.play_episodes(engine, 1)
+        note(slot)
 
-    await play_all(play(slot) for slot in collector.slots)
+    async def turn(slot: Slot) -> None:
+        await slot.play(engine, slot.collected + 1)
+        if slot.segments:
+            note(slot)
+
+    if way in ("turns", "episodes"):
+        await play_all(play(slot) for slot in collector.slots)
+    while len(useful) < SLOTS:
+        stay = [slot for slot in collector.slots if way == "episodes_all_in_step" or slot not in useful]
+        await play_all(turn(slot) for slot in stay)
     whole = time.perf_counter() - start
-    played = sum(slot.collected for slot in collector.slots)
     for slot in collector.slots:
-        slot.cut()
-    return played / whole, 1 - statistics.mean(busy) / whole
+        slot.cut()  # what goes on in the next batch lasts as long as a new episode would: geometric lengths do not age
+    turns, seconds = zip(*useful.values(), strict=True)
+    return sum(turns) / whole, 1 - statistics.mean(seconds) / whole
 
 
 if __name__ == "__main__":

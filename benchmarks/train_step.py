@@ -22,10 +22,10 @@ CONTESTANTS = {
         "workers.train_turnwise",
         "trains all weights of the actor and of a separate critic, reads a frozen reference, bootstraps at the cut",
     ),
-    "turnwise_shared": Contestant(
+    "turnwise_grpo": Contestant(
         "workers.train_turnwise",
-        "as Turnwise, but with the critic as a head on the actor's trunk and without a reference: one model, as TRL",
-        arguments=("--shared",),
+        "GRPO, as TRL: trains all weights of the actor, has no critic and no reference",
+        arguments=("--grpo",),
     ),
     "naive": Contestant("naive", "as Turnwise, but without the bootstrap; reads old log-probs anew"),
     "agilerl": Contestant(
@@ -46,7 +46,7 @@ CONTESTANTS = {
         variables={"TRL_EXPERIMENTAL_SILENCE": "1"},
     ),
 }
-WANTED = {"agilerl": 5.0, "trl": 3.0}  # Turnwise is to be so many times as fast
+WANTED = {"agilerl": 5.0, "trl": 3.0}  # by the same algorithm, PPO or GRPO, Turnwise is to be so many times as fast
 UPDATE_WANTED = 1.5  # with sampling left out
 # Of Turnwise, a backward pass for two: 1 to sample, 1 of the critic for its old values, 1 of the reference, and 3 of
 # the actor and 3 of the critic to train them.
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str] = ()) -> None:
             "step_s": (min(whole[name]), max(whole[name])),
             "peak_mib": peaks[name],
             "turnwise_times_as_fast": speedup(whole, name),
-            "turnwise_shared_times_as_fast": speedup(whole, name, "turnwise_shared"),
+            "turnwise_grpo_times_as_fast": speedup(whole, name, "turnwise_grpo"),
             "wanted": WANTED.get(name),
             "turnwise_update_times_as_fast": speedup(update, name),
-            "turnwise_shared_update_times_as_fast": speedup(update, name, "turnwise_shared"),
+            "turnwise_grpo_update_times_as_fast": speedup(update, name, "turnwise_grpo"),
             "update_wanted": UPDATE_WANTED if name in WANTED else None,
             **contestants[name].words(),
         }

@@ -1,6 +1,10 @@
 # pyright: reportMissingImports=false
-"""vLLM on a CPU, in one process. What it cached in earlier rounds is forgotten, since the prompts are the same."""
+"""vLLM on a CPU, in one process. What it cached in earlier rounds is forgotten, since the prompts are the same.
 
+With `guess` behind the job it guesses tokens as Turnwise does.
+"""
+
+import sys
 import time
 
 from vllm import LLM, SamplingParams
@@ -13,10 +17,16 @@ def main() -> None:
     job = line.job
     longest = max(map(len, job.prompts)) + job.reply_tokens
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[job.precision]
-    llm = LLM(job.model, dtype=dtype, max_model_len=longest, max_num_seqs=128, seed=0)
-    sampling = SamplingParams(
-        temperature=1.0, min_tokens=job.reply_tokens, max_tokens=job.reply_tokens, ignore_eos=True, detokenize=False
+    guess = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    llm = LLM(
+        job.model,
+        dtype=dtype,
+        max_model_len=longest,
+        max_num_seqs=128,
+        seed=0,
+        speculative_config=guess if "guess" in sys.argv else None,
     )
+    sampling = SamplingParams(temperature=1.0, max_tokens=job.reply_tokens, ignore_eos=True, detokenize=False)
     for request in line.requests():
         llm.reset_prefix_cache()
         start = time.perf_counter()

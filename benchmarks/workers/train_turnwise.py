@@ -1,6 +1,6 @@
 """Turnwise, as `Training.step` does it, with the environments left out: engine, pack, score, credit, update.
 
-With --shared its critic is a head on the actor's trunk, and there is no reference.
+With --grpo there is no critic and no reference: each turn is an episode, compared with its neighbour.
 """
 
 import asyncio
@@ -15,30 +15,38 @@ from turnwise.progress import Clock
 from turnwise.protocols import Engine
 from turnwise.recipe import parse_config
 from turnwise.seeds import derive
-from turnwise.types import Action, Observation, Sampling, Segment, Turn
+from turnwise.types import Action, Observation, Outcome, Sampling, Segment, Turn
 from turnwise.update import Optimizers, assign_credit, update
+
+GROUP = 2  # as TRL's
+GRPO = {
+    "advantage": {"use": "grpo"},
+    "rollout": {"episodes": 1, "group": GROUP},
+    "kl": {"reward": 0.0},
+}
 
 
 def main() -> None:
     line = Line()
     job = line.job
-    shared = "--shared" in sys.argv
+    grpo = "--grpo" in sys.argv
     config = parse_config(
         {
-            "model": {"path": job.model, "device": "cpu", "critic": "shared" if shared else "separate"},
-            "kl": {"reward": 0.0 if shared else 1e-3},
+            **(GRPO if grpo else {}),
+            "model": {"path": job.model, "device": "cpu", "critic": "none" if grpo else "separate"},
             "update": {"minibatch": job.minibatch, "micro_tokens": 2048},  # as babyai-quick has it
         }
     )
     model, _ = open_model(config.model)
     precision = arithmetic(job.precision, model.device)
-    policy = Policy(model, config.model.critic, not shared, config.rollout.temperature, precision)
+    policy = Policy(model, config.model.critic, not grpo, config.rollout.temperature, precision)
     optimizers = Optimizers(policy, config.update)
     engine = LocalEngine(policy.actor, frozenset(), precision)  # nothing stops a reply before its last token
     advantage = config.advantage.make("advantage")
     for number, _ in enumerate(line.requests()):
         clock, taken = Clock(), optimizers.taken
         segments = asyncio.run(collect(engine, job, number))
+        segments = by_turns(segments) if grpo else segments
         clock.lap("collect")
         batch = pack(segments)
         scores = policy.score(batch, config.update.micro_tokens)
@@ -65,6 +73,15 @@ async def collect(engine: Engine, job: Job, number: int) -> list[Segment]:
         return Segment(slot, 0, "", 0, tuple(turns), "cut", tuple(job.next_prompts[slot]), None)
 
     return await asyncio.gather(*(play(slot) for slot in range(len(job.next_prompts))))
+
+
+def by_turns(segments: list[Segment]) -> list[Segment]:
+    """Each turn as an episode of its own, two neighbours a group."""
+    turns = [turn for segment in segments for turn in segment.turns]
+    return [
+        Segment(number, 0, "", number // GROUP, (turn,), "terminated", (), Outcome(None, turn.reward, 1, None))
+        for number, turn in enumerate(turns)
+    ]
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class UpdateConfig(Group):
     grad_clip: float | None = Field(default=1.0, gt=0)
     minibatch: PositiveInt = 128  # turns an optimizer step
     epochs: PositiveInt = 1
-    micro_tokens: PositiveInt = 8192  # tokens of a forward pass, padding included; changes speed and memory alone
+    micro_tokens: PositiveInt = 8192  # of a forward pass (on a CPU, one a core); changes speed and memory alone
     clip: float = Field(default=0.2, gt=0, lt=1)
     dual_clip: float | None = Field(default=3.0, gt=1)
     value_clip: float | None = Field(default=0.5, gt=0)

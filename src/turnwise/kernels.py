@@ -1,3 +1,4 @@
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
 """What the layers of a decoder compute, forwards and backwards, in as few operations as there can be.
 
 A small model's products take a millisecond or two on a processor; what lies around them must not take longer. Each
