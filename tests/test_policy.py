@@ -10,6 +10,7 @@ from helpers import segment, turn
 from torch import Tensor
 
 from turnwise import fused
+from turnwise import policy as policies
 from turnwise.advantages.gae import DualGAE
 from turnwise.batch import Batch, Estimate, pack
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
@@ -135,6 +136,20 @@ def test_any_number_of_lanes_gives_the_same_scores_loss_and_gradient(tiny, criti
     assert_same(beside[0], alone[0])
     for one, other in zip(vars(alone[1]).values(), vars(beside[1]).values(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_only_small_models_whose_lines_we_read_ourselves_have_a_lane_a_core(tiny, monkeypatch):
+    cores = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert make_policy(tiny[0], "shared").lanes.count == 3
+        monkeypatch.setattr(policies, "_SMALL", tiny[0].num_parameters() - 1)
+        assert make_policy(tiny[0], "shared").lanes.count == 1
+        monkeypatch.undo()
+        monkeypatch.setattr(fused, "can_read", lambda trunk: False)
+        assert make_policy(tiny[0], "shared").lanes.count == 1
+    finally:
+        torch.set_num_threads(cores)
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -321,7 +321,7 @@ def _make_model(arguments: argparse.Namespace) -> int:
         raise ValueError(f"nothing can be written to {arguments.folder}; name another folder")
     recipe = Recipe(seed=arguments.seed)
     if arguments.model == "tiny-games":  # who finds things in BabyAI finds them elsewhere; more levels beat more epochs
-        recipe = replace(recipe, start="tiny", epochs=1)
+        recipe = replace(recipe, start="tiny", epochs=1, lead=14_000)
     make_tiny(arguments.folder, teachers[arguments.model](), recipe)
     return 0
 

@@ -23,6 +23,8 @@ from turnwise.lanes import Lanes
 from turnwise.lora import Adapters
 from turnwise.trunk import prepare, read
 
+_SMALL = 30_000_000  # parameters up to which a gradient for each core costs little, and cores have too little to share
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -80,7 +82,8 @@ class Policy(nn.Module):
     @cached_property
     def lanes(self) -> Lanes:
         """In how many threads lines are read side by side. Modules of transformers, with our hooks, are read in one."""
-        return Lanes(torch.get_num_threads() if fused.can_read(self.actor.get_decoder()) else 1)
+        apart = fused.can_read(self.actor.get_decoder()) and self.actor.num_parameters() <= _SMALL
+        return Lanes(torch.get_num_threads() if apart else 1)
 
     def actor_parameters(self) -> list[nn.Parameter]:
         return list(self.actor.parameters()) if self.adapters is None else self.adapters.parameters("actor")

@@ -29,15 +29,11 @@ PROMPTS = [
 PROMPTS = [tuple(map(int, prompt)) for prompt in PROMPTS]
 
 
-@pytest.fixture(params=["decoder", "two lanes", "module"])
+@pytest.fixture(params=["decoder", "module"])
 def engine(tiny, request, monkeypatch) -> LocalEngine:
     """Stops at one token in nine or so, so that the requests of a crowd leave at different times."""
-    monkeypatch.setattr(Decoder, "fits", lambda model: request.param != "module")
-    cores = torch.get_num_threads()
-    torch.set_num_threads(2 if request.param == "two lanes" else 1)
-    engine = LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
-    torch.set_num_threads(cores)
-    return engine
+    monkeypatch.setattr(Decoder, "fits", lambda model: request.param == "decoder")
+    return LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
 
 
 @pytest.fixture
@@ -151,7 +147,7 @@ def test_replies_under_way_go_on_when_weights_come(engine, step):
 
     async def interrupted() -> list[Generation]:
         tasks = [asyncio.ensure_future(engine.generate(prompt, sampling)) for prompt, sampling in requests_of()]
-        while not any(lane.running for lane in engine._lanes):
+        while not engine._running:
             await asyncio.sleep(0)
         for _ in range(step):
             await asyncio.sleep(0)
@@ -295,56 +291,8 @@ def test_a_conversation_goes_on_in_its_own_row(watched):
         prompts = {
             n: (*prompt, *reply.token_ids, turn) for (n, prompt), reply in zip(prompts.items(), replies, strict=True)
         }
-        assert len(engine._lanes[0].cache._held) == 3
+        assert len(engine._cache._held) == 3
         assert tokens_read(engine, [prompts[1]]) == [2]
-
-
-@pytest.fixture
-def lanes(tiny) -> LocalEngine:
-    """Two of them, in which nothing stops a reply."""
-    cores = torch.get_num_threads()
-    torch.set_num_threads(2)
-    engine = LocalEngine(tiny[0], frozenset(), nullcontext())
-    torch.set_num_threads(cores)
-    return engine
-
-
-def held(engine: LocalEngine) -> list[int]:
-    """How many rows the cache of each lane holds."""
-    return [len(lane.cache._held) for lane in engine._lanes]
-
-
-def test_requests_are_dealt_out_to_lanes_evenly(lanes):
-    together(lanes, [(PROMPTS[n], Sampling(3)) for n in range(6)])
-    assert held(lanes) == [3, 3]
-
-
-def test_a_conversation_goes_on_in_its_own_lane(lanes):
-    """Though the other has less to do."""
-    prompts = [PROMPTS[4], PROMPTS[6], PROMPTS[1]]
-    replies = together(lanes, [(prompt, Sampling(3)) for prompt in prompts])
-    assert held(lanes) == [2, 1]
-    longer = [(*prompt, *reply.token_ids, 7) for prompt, reply in zip(prompts, replies, strict=True)]
-    together(lanes, [(longer[2], Sampling(3)), (longer[0], Sampling(3)), (longer[1], Sampling(3))])
-    assert held(lanes) == [2, 1]
-
-
-def test_a_reply_does_not_depend_on_who_is_beside_it_in_other_lanes(lanes):
-    requests = requests_of()
-    first = together(lanes, requests)
-    lanes.load({}, 0)
-    assert together(lanes, requests) == first  # to the last bit: who goes where is fixed
-    for (prompt, sampling), reply in zip(requests, first, strict=True):
-        assert_same(reply, alone(lanes, prompt, sampling))
-
-
-def test_what_goes_wrong_in_one_lane_is_heard_of_in_all(lanes, monkeypatch):
-    lane = lanes._lanes[1]
-    monkeypatch.setattr(lane, "_read", lambda *_: 1 / 0)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            together(lanes, requests_of())
-        assert [one.load() for one in lanes._lanes] == [0, 0]
 
 
 # -- guesses
@@ -442,7 +390,7 @@ def test_what_nobody_waits_for_any_more_is_not_sampled_on(tiny):
 
 
 def test_a_reply_ends_with_a_stop_token_or_at_the_limit(engine):
-    stops = engine._lanes[0]._stop_ids
+    stops = engine._stop_ids
     seen = set()
     for seed, limit in enumerate([1, 1, 1, 1, 2, 3, 5, 8, 12, 24] * 3):
         generation = alone(engine, PROMPTS[seed % 8], Sampling(limit, seed=seed))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from turnwise.config import ModelConfig
+from turnwise.models import make_tiny as make_tiny_module
 from turnwise.models import open_model
 from turnwise.models.make_tiny import Recipe, begin_from, make_model, make_tiny, make_tokenizer
 from turnwise.models.teach_babyai import BabyAITeacher
@@ -57,6 +58,20 @@ def test_what_is_shown_is_learned(tmp_path):
     make_tiny(tmp_path, TEACHER, replace(SMALL, epochs=34), hear)
     assert len(losses) == 4
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_what_is_to_be_learned_first_is_learned_before_the_rest(tmp_path, monkeypatch):
+    """And by itself, in every epoch."""
+    taught: list[int] = []
+    real = make_tiny_module.minibatches
+
+    def watch(rows, batch, *rest):
+        taught.append(len(rows))
+        return real(rows, batch, *rest)
+
+    monkeypatch.setattr(make_tiny_module, "minibatches", watch)
+    make_tiny(tmp_path, TEACHER, replace(SMALL, lead=45), lambda _: None)
+    assert taught == [45, 15, 45, 15]
 
 
 def test_a_model_begins_from_what_another_knows(tmp_path):

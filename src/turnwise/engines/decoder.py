@@ -142,13 +142,12 @@ class Decoder:
 
     def _angles_at(self, positions: Tensor, stop: int) -> Tensor:
         """The rotary angles [R x T, 1, d / 2] of positions [R, T] before `stop`."""
-        angles = self._angles
-        if stop > len(angles):
+        if stop > len(self._angles):
             every = torch.arange(2 * stop)
             cosine, sine = self._trunk.rotary_emb(torch.empty(0), every[None])
             half = cosine.shape[-1] // 2
-            self._angles = angles = torch.complex(cosine[0, :, None, :half], sine[0, :, None, :half])
-        return angles[positions.flatten()]
+            self._angles = torch.complex(cosine[0, :, None, :half], sine[0, :, None, :half])
+        return self._angles[positions.flatten()]
 
     def _query_key_value(self, layer: _Layer, given: Tensor, angles: Tensor) -> Tensor:
         """[N, heads + 2 x groups, d] of [N, D], queries and keys rotated by angles [N, 1, d / 2]."""

@@ -7,7 +7,7 @@ a pass reads guessed tokens too, and samples as many as come true.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.reply import Reply
-from turnwise.lanes import Lanes
 from turnwise.trunk import last_mlp_at, prepare
 from turnwise.types import Generation, Sampling
 
@@ -184,19 +183,18 @@ class _Cache:
 
 
 class LocalEngine:
-    """Continuous batching over a transformers causal language model.
-
-    On a processor requests are dealt out to lanes: operations on a few tokens are too short to be shared out to cores.
-    """
+    """Continuous batching over a transformers causal language model."""
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], precision: AbstractContextManager[object]):
         prepare(model)
         self.model = model
         self.version = 0
+        self._stop_ids = stop_ids
         self._decoder = Decoder(model, isinstance(precision, torch.autocast)) if Decoder.fits(model) else None
         self._precision = precision if self._decoder is None else nullcontext()
-        self._threads = Lanes(1 if self._decoder is None else torch.get_num_threads())
-        self._lanes = [_Lane(model, self._decoder, stop_ids) for _ in range(self._threads.count)]
+        self._waiting: list[_Request] = []
+        self._running: list[_Request] = []
+        self._cache = _Cache(model.device)
         self._driver: asyncio.Task[None] | None = None
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -207,24 +205,16 @@ class LocalEngine:
         self.version = version
         if self._decoder is not None:
             self._decoder.load()
-        for lane in self._lanes:
-            lane.forget()
+        self._cache = _Cache(self.model.device)
+        self._waiting, self._running = [*self._running, *self._waiting], []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        request = _Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids)))
-        self._lane_for(prompt_ids).waiting.append(request)
+        self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
         return await done
-
-    def _lane_for(self, prompt: Sequence[int]) -> "_Lane":
-        """That with the fewest requests, unless another need not read much of the prompt."""
-        idle = min(self._lanes, key=_Lane.load)
-        known = [lane.cache.find(prompt)[1] for lane in self._lanes]
-        best = self._lanes[known.index(max(known))]
-        return best if max(known) >= idle.cache.find(prompt)[1] + _WORTH else idle
 
     async def _drive(self) -> None:
         """Admit, sample one token for everybody, hand out what is finished; until nobody is left."""
@@ -233,72 +223,40 @@ class LocalEngine:
         try:
             with self._precision:
                 await asyncio.sleep(0)  # everybody who is about to ask gets into the first batch
-                while busy := [lane for lane in self._lanes if lane.load()]:
-                    for finished in self._step(busy):
-                        for request, generation in finished:
-                            if not request.done.cancelled():
-                                request.done.set_result(generation)
+                while self._waiting or self._running:
+                    with torch.inference_mode():
+                        self._step()
                     await asyncio.sleep(0)  # the finished ones play on and ask again
         except Exception as error:
-            for lane in self._lanes:
-                lane.fail(error)
+            for request in (*self._waiting, *self._running):
+                if not request.done.done():
+                    request.done.set_exception(error)
+            self._waiting, self._running, self._cache = [], [], _Cache(self.model.device)
         finally:
             self.model.train(training)
 
-    def _step(self, busy: Sequence["_Lane"]) -> list[list[tuple[_Request, Generation]]]:
-        def step(lane: _Lane) -> list[tuple[_Request, Generation]]:
-            with torch.inference_mode():
-                return lane.step(self.version)
-
-        return [step(busy[0])] if len(busy) == 1 else self._threads.map(step, busy)
-
-
-class _Lane:
-    """Requests that share each forward pass, and what they leave in a cache."""
-
-    def __init__(self, model: PreTrainedModel, decoder: Decoder | None, stop_ids: frozenset[int]):
-        self.cache = _Cache(model.device)
-        self.waiting: list[_Request] = []
-        self.running: list[_Request] = []
-        self._model, self._decoder, self._stop_ids = model, decoder, stop_ids
-
-    def load(self) -> int:
-        """How many requests there are."""
-        return len(self.waiting) + len(self.running)
-
-    def forget(self) -> None:
-        """What is under way is read anew."""
-        self.cache = _Cache(self._model.device)
-        self.waiting, self.running = [*self.running, *self.waiting], []
-
-    def fail(self, error: Exception) -> None:
-        for request in (*self.waiting, *self.running):
-            if not request.done.done():
-                request.done.set_exception(error)
-        self.waiting, self.running, self.cache = [], [], _Cache(self._model.device)
-
-    def step(self, version: int) -> list[tuple[_Request, Generation]]:
-        """One pass for all who run, then for all who have arrived. Returns the replies that are finished."""
-        if self.running:
-            room = min(_AHEAD, _TOGETHER // len(self.running) - 1)
-            guesses = [request.guess(room) for request in self.running]
-            new = [[*request.tokens[-1:], *guess] for request, guess in zip(self.running, guesses, strict=True)]
-            self._sample(0, guesses, self._read(0, new, every=True), version)
-        while self.waiting:
-            arrived, self.waiting = self._first_readers()
-            first = len(self.running)
-            self.running += arrived  # at once, so that they hear of it if this fails
-            prompts = [self.cache.admit(r.begun, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
-            self._sample(first, [()] * len(arrived), self._read(first, prompts), version)
-        return [one for row in range(len(self.running) - 1, -1, -1) for one in self._finish(row)]
+    def _step(self) -> None:
+        if self._running:
+            room = min(_AHEAD, _TOGETHER // len(self._running) - 1)
+            guesses = [request.guess(room) for request in self._running]
+            new = [[*request.tokens[-1:], *guess] for request, guess in zip(self._running, guesses, strict=True)]
+            self._sample(0, guesses, self._read(0, new, every=True))
+        while self._waiting:
+            arrived, self._waiting = self._first_readers()
+            first = len(self._running)
+            self._running += arrived  # at once, so that they hear of it if this fails
+            prompts = [self._cache.admit(r.begun, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
+            self._sample(first, [()] * len(arrived), self._read(first, prompts))
+        for row in range(len(self._running) - 1, -1, -1):
+            self._finish(row)
 
     def _first_readers(self) -> tuple[list[_Request], list[_Request]]:
         """Who reads a prompt now, and who waits until another has read what both begin with."""
         now: list[_Request] = []
         later: list[_Request] = []
-        for request in self.waiting:
+        for request in self._waiting:
             prompt = request.begun
-            worth = self.cache.find(prompt)[1] + _WORTH
+            worth = self._cache.find(prompt)[1] + _WORTH
             common = len(prompt) > worth and any(other.begun[:worth] == prompt[:worth] for other in now)
             (later if common else now).append(request)
         return now, later
@@ -308,25 +266,27 @@ class _Lane:
 
         Returns the logits [R, V] after the last of each row, or [N, V] after every one.
         """
-        ids, positions, mask = self.cache.extend(first, tokens)
+        ids, positions, mask = self._cache.extend(first, tokens)
         lasts = torch.tensor([len(new) - 1 for new in tokens])
         if self._decoder is not None:
-            return self._decoder.logits(ids, positions, mask, lasts, self.cache.keep, every)
-        trunk = self._model.get_decoder()
+            return self._decoder.logits(ids, positions, mask, lasts, self._cache.keep, every)
+        trunk = self.model.get_decoder()
         places = torch.arange(len(tokens)), lasts
         if every:
             rows, columns = (torch.arange(ids.shape[1]) <= lasts[:, None]).nonzero(as_tuple=True)
             places = rows, columns
         with nullcontext() if every else last_mlp_at(trunk, places):
-            output = trunk(ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True)
-        return self._model.lm_head(output.last_hidden_state[places]).float()
+            output = trunk(
+                ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
+            )
+        return self.model.lm_head(output.last_hidden_state[places]).float()
 
-    def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: Tensor, version: int) -> None:
+    def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: Tensor) -> None:
         """Sample what follows the last token of each row from `first` on, and its guesses as far as they come true.
 
         Logits are [N, V], one token a row more than is guessed. Each token is drawn as if nothing had been guessed.
         """
-        requests = self.running[first : first + len(guesses)]
+        requests = self._running[first : first + len(guesses)]
         drawn = [(one, ahead) for one, guess in zip(requests, guesses, strict=True) for ahead in range(len(guess) + 1)]
         luck = torch.tensor([one.luck[len(one.tokens) + ahead] for one, ahead in drawn], device=logits.device)
         tokens, logprobs = sample(logits, [one.sampling for one, _ in drawn], luck)
@@ -334,21 +294,22 @@ class _Lane:
         for row, (request, guess) in enumerate(zip(requests, guesses, strict=True), first):
             wrong = len(guess)
             for (token, logprob), guessed in zip(list(islice(sampled, wrong + 1)), [*guess, None], strict=True):
-                request.add(token, logprob, version)
+                request.add(token, logprob, self.version)
                 if token != guessed or token in self._stop_ids:
                     break
                 wrong -= 1
-            self.cache.forget(row, wrong)
+            self._cache.forget(row, wrong)
 
-    def _finish(self, row: int) -> Iterator[tuple[_Request, Generation]]:
-        request = self.running[row]
+    def _finish(self, row: int) -> None:
+        request = self._running[row]
         stopped = request.tokens[-1] in self._stop_ids
         if not stopped and len(request.tokens) < request.sampling.max_tokens and not request.done.cancelled():
             return
-        self.running[row] = self.running[-1]
-        self.running.pop()
-        self.cache.release(row)
-        yield request, request.reply.finished("stop" if stopped else "length")
+        self._running[row] = self._running[-1]
+        self._running.pop()
+        self._cache.release(row)
+        if not request.done.cancelled():
+            request.done.set_result(request.reply.finished("stop" if stopped else "length"))
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

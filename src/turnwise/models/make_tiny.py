@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,6 +74,7 @@ class Recipe:
     heads: int = 8
     seed: int = 0
     start: str = ""  # a model of the same shape, whose layers and vectors of known tokens are taken
+    lead: int = 0  # demonstrations, the first so many, that are learned by themselves before the others
 
 
 Say = Callable[[str], object]
@@ -89,7 +91,9 @@ def make_tiny(folder: Path, teacher: Any, recipe: Recipe, say: Say = print) -> N
     say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
     policy = Policy(model, critic="none", reference=False, precision=arithmetic("auto", model.device))
     renderer = Renderer(tokenizer)
-    imitate(policy, pack([as_segment(one, renderer) for one in demonstrations]), recipe, say)
+    segments = [as_segment(one, renderer) for one in demonstrations]
+    parts = [part for part in (segments[: recipe.lead], segments[recipe.lead :]) if part]
+    imitate(policy, [pack(part) for part in parts], recipe, say)
     model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(folder)
     made_by = {"teacher": type(teacher).__name__, **asdict(teacher), **asdict(recipe)}
@@ -162,14 +166,14 @@ def as_segment(one: Demonstration, renderer: Renderer) -> Segment:
     return Segment(0, 0, "", 0, (turn,), "terminated", (), None)
 
 
-def imitate(policy: Policy, batch: Batch, recipe: Recipe, say: Say) -> None:
-    """Supervised fine-tuning on the replies alone."""
+def imitate(policy: Policy, batches: Sequence[Batch], recipe: Recipe, say: Say) -> None:
+    """Supervised fine-tuning on the replies alone, of one batch after the other in each epoch."""
     parameters = policy.actor_parameters()
-    steps = recipe.epochs * math.ceil(len(batch.trained_rows) / recipe.batch)
+    steps = recipe.epochs * sum(math.ceil(len(batch.trained_rows) / recipe.batch) for batch in batches)
     optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps, pct_start=0.1)
     step = 0
-    for epoch in range(recipe.epochs):
+    for epoch, batch in product(range(recipe.epochs), batches):
         for rows in minibatches(batch.trained_rows, batch, recipe.batch, derive(recipe.seed, epoch)):
             tokens = int(batch.sampled_per_row[rows].sum())
 

@@ -56,22 +56,23 @@ class GamesTeacher:
 
     lessons: dict[str, Lesson] = field(
         default_factory=lambda: {
-            "goto_win-distr_obj": Lesson(0.9, turns=6_000, ahead=3),
-            "two_room-goto_win": Lesson(0.9, turns=4_000, ahead=10),
-            "two_room-goto_win-distr_obj_rule": Lesson(0.9, turns=8_000, ahead=10),
-            "two_room-maybe_break_stop-goto_win": Lesson(0.9, turns=8_000, ahead=20),
-            "crafter": Lesson(0.9, turns=8_000, length=300, memories=(0, 1, 1, 1, 2)),
-            "sokoban": Lesson(0.8, turns=10_000, ahead=8),
-            "frozenlake": Lesson(0.8, turns=6_000, ahead=3),
-            "frozenlake-slippery": Lesson(0.8, turns=6_000, ahead=3),
+            "goto_win-distr_obj": Lesson(0.9, turns=9_000, ahead=3),
+            "two_room-goto_win": Lesson(0.9, turns=3_000, ahead=10),
+            "two_room-goto_win-distr_obj_rule": Lesson(0.9, turns=10_000, ahead=10),
+            "two_room-maybe_break_stop-goto_win": Lesson(0.9, turns=7_000, ahead=20),
+            "crafter": Lesson(0.9, turns=7_000, length=300, memories=(0, 1, 1, 1, 2)),
+            "sokoban": Lesson(0.8, turns=12_000, ahead=8),
+            "frozenlake": Lesson(0.8, turns=7_000, ahead=3),
+            "frozenlake-slippery": Lesson(0.8, turns=7_000, ahead=3),
         }
     )
     drill: int = 20_000  # made-up maps
     cue: str = "Answer with THINK: and ACTION:"  # the answer format, as the recipes for this model word it
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
+        """The drill comes first."""
         shown = [one for game, lesson in self.lessons.items() for one in self._show(game, lesson, seed)]
-        return [*shown, *islice(made_up(seed), self.drill)]
+        return [*islice(made_up(seed), self.drill), *shown]
 
     def _show(self, game: str, lesson: Lesson, seed: int) -> Iterator[Demonstration]:
         level, guesses = GAMES[game](), lesson.guesses
@@ -87,10 +88,11 @@ def made_up(seed: int) -> Iterator[Demonstration]:
         kinds = ("{}",) if crafter else ("a {}", "word `{}`")
         names = luck.sample([kind.format(noun) for noun in _NOUNS for kind in kinds], luck.randint(2, _MOST))
         places = {name: _place(luck, crafter) for name in names}
-        walls = [f"a wall {_place(luck, crafter)}" for _ in range(luck.choice((0, 0, 4)))]  # no place of their own
+        wall = kinds[0].format("wall")
+        walls = [f"{wall} {_place(luck, crafter)}" for _ in range(luck.choice((0, 0, 4)))]  # so no place is the wall's
         lines = [*(f"{name} {place}" for name, place in places.items()), *walls]
         luck.shuffle(lines)
-        known = [name for name in names if name != "a wall" or not walls]
+        known = [name for name in names if name != wall or not walls]
         asked = luck.sample(known, min(_ASKED, len(known)))
         called = [name if name.startswith("word") else f"the {name.removeprefix('a ')}" for name in asked]
         text = "\n".join([*lines, f"Where? {', '.join(called)}"])
