@@ -34,7 +34,7 @@ def main() -> None:
         {
             **(GRPO if grpo else {}),
             "model": {"path": job.model, "device": "cpu", "critic": "none" if grpo else "separate"},
-            "update": {"minibatch": job.minibatch, "micro_tokens": 2048},  # as babyai-quick has it
+            "update": {"minibatch": job.minibatch, "micro_tokens": 4096},  # as babyai-quick has it
         }
     )
     model, _ = open_model(config.model)
