@@ -91,7 +91,7 @@ def seconds_a_step(player: Player, number: int) -> float:
     luck, seconds, over = random.Random(number), 0.0, True
     for turn in range(STEPS):
         if over:
-            reset(derive("stepping", number, turn))
+            reset(derive("stepping", number, turn) % 2**32)  # more than Crafter as it is published can take
         action = luck.choice(actions)
         start = time.perf_counter()
         over = step(action)

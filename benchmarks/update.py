@@ -11,9 +11,10 @@ from benchmarks.common import product_rate, record, rss_mib
 from turnwise.advantages.gae import DualGAE
 from turnwise.batch import Batch, pack
 from turnwise.config import KLConfig, ModelConfig, UpdateConfig
+from turnwise.fused import padded
+from turnwise.lanes import Lanes
 from turnwise.models import arithmetic, pick_device
 from turnwise.policy import Policy
-from turnwise.trunk import padded
 from turnwise.types import Generation, Observation, Segment, Turn
 from turnwise.update import Optimizers, assign_credit, update
 
@@ -44,8 +45,10 @@ def main() -> None:
                 credit = assign_credit(batch, policy.score(batch, config.micro_tokens), DualGAE(), 0.0)
                 name = f"{size}_{spread}"
                 if name not in work:
+                    lanes, policy.lanes = policy.lanes, Lanes(1)  # operations are counted in this thread alone
                     with FlopCounterMode(display=False) as counter:
                         update(policy, optimizers, batch, credit, config, KLConfig(), seed=0)
+                    policy.lanes = lanes
                     work[name] = counter.get_total_flops()
                     seconds[name] = []
                     figures[f"padding_{name}"] = padding(batch, config)
