@@ -276,6 +276,8 @@ def logprobs(segments: list[Segment]) -> list[float]:
 @pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: memory["use"])
 @pytest.mark.parametrize("workers", ["inline", "thread"])
 def test_async_play_and_lockstep_play_give_the_same_segments(tiny, memory, workers):
+    """In fp64, since who shares a pass with whom differs, and fp32 would round to more than the bound."""
+    tiny[0].double()
     engine, renderer = local(tiny)
     played = []
     for mode in ("lockstep", "async"):
@@ -289,8 +291,7 @@ def test_async_play_and_lockstep_play_give_the_same_segments(tiny, memory, worke
         played.append([*collector.collect(engine), *collector.collect(engine)])
     lockstep, free = played
     assert bare(lockstep) == bare(free)
-    # Who shares a pass differs, and so does the rounding of fp32: the engine's own tests hold it to as much.
-    assert logprobs(lockstep) == pytest.approx(logprobs(free), abs=1e-4)
+    assert logprobs(lockstep) == pytest.approx(logprobs(free), abs=1e-5)
     assert len({turn.generation.token_ids for one in free for turn in one.turns}) > 20
 
 
