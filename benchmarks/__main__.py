@@ -16,8 +16,10 @@ QUICK = (
     "engine_gap",
 )
 WITH_PEERS = ("train_step", "sample")  # they install gigabytes of other projects first
+ON_GPUS = ("qwen3b",)
+ALL = QUICK + WITH_PEERS + ON_GPUS
 
 for name in sys.argv[1:] or QUICK:
-    if name not in QUICK + WITH_PEERS:
-        sys.exit(f"unknown benchmark {name!r}; there are {', '.join(QUICK + WITH_PEERS)}")
+    if name not in ALL:
+        sys.exit(f"unknown benchmark {name!r}; there are {', '.join(ALL)}")
     import_module(f"benchmarks.{name}").main()

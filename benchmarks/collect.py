@@ -1,13 +1,16 @@
 """How much time do batches of a fixed number of turns save over batches of whole episodes?
 
 Episode lengths are geometric (mean 30, at most 400). A batch of whole episodes is over when the longest is; in a batch
-of turns every slot has as much to do. Batches of whole episodes are collected in the three ways that are in use. With
-environments that answer at once, and again with one in eight that is slow.
+of turns every slot has as much to do, or, where it is elastic, as much as it has time for. Batches of whole episodes
+are collected in the three ways that are in use. With environments that answer at once, and again with one in eight that
+is slow.
 """
 
 import asyncio
 import statistics
 import time
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,12 @@ LATENCIES = {"collect": 0.0, "collect_slow": 0.1}  # seconds a turn of the slow 
 ROUNDS = 5
 WAYS = {
     "turns": "every slot has as many turns to play",
+    "turns_elastic": "all slots together have as many turns to play",
     "episodes": "every slot plays one episode at its own pace, and waits (asynchronous agent loops)",
     "episodes_in_step": "all wait for all after every turn, and whoever has ended leaves (VAGEN, RAGEN)",
     "episodes_all_in_step": "the same, but whoever has ended plays on, for nothing, until all have (verl-agent)",
 }
+OURS = ("turns", "turns_elastic")
 
 
 class Geometric(Endless):
@@ -62,9 +67,9 @@ def measured(slow_s: float) -> dict[str, float]:
         collector.close()
     figures = {f"turns_per_s_in_batches_of_{way}": statistics.median(series) for way, series in rates.items()}
     figures |= {f"idle_share_in_batches_of_{way}": statistics.median(series) for way, series in idle.items()}
-    for way in list(WAYS)[1:]:
-        ratios = [mine / theirs for mine, theirs in zip(rates["turns"], rates[way], strict=True)]
-        figures[f"times_as_fast_as_{way}"] = statistics.median(ratios)
+    for ours, theirs in product(OURS, [way for way in WAYS if way not in OURS]):
+        ratios = [mine / its for mine, its in zip(rates[ours], rates[theirs], strict=True)]
+        figures[f"{ours}_times_as_fast_as_{theirs}"] = statistics.median(ratios)
     return figures
 
 
@@ -92,6 +97,8 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[float, 
     async def play(slot: Slot) -> None:
         if way == "turns":
             await slot.play(engine, MEAN)
+        elif way == "turns_elastic":
+            await slot.play_until(engine, partial(collector.is_full_for, slot))
         else:
             await slot.play_episodes(engine, 1)
         note(slot)
@@ -101,7 +108,7 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[float, 
         if slot.segments:
             note(slot)
 
-    if way in ("turns", "episodes"):
+    if "step" not in way:
         await play_all(play(slot) for slot in collector.slots)
     while len(useful) < SLOTS:
         stay = [slot for slot in collector.slots if way == "episodes_all_in_step" or slot not in useful]

@@ -229,6 +229,21 @@ def test_checkpointed_activations_teach_the_same(modules, tiny, critic):
     assert_same(learn(policy, batch, credit, gradient_checkpointing=True), expected)
 
 
+def test_a_large_vocabulary_is_read_in_parts_that_teach_the_same(monkeypatch, tiny, critic):
+    policy = make_policy(tiny[0], critic)
+    batch, credit = opinions(policy, make_segments())
+    expected, scored = learn(policy, batch, credit), policy.logprobs(batch, 1000)
+    vocabulary = policy.actor.config.vocab_size
+    monkeypatch.setattr(policies, "_LOGITS", 10 * vocabulary)
+    seen: list[int] = []
+    hook = policy.actor.lm_head.register_forward_hook(lambda *given: seen.append(given[2].shape.numel()))
+    assert_same(learn(policy, batch, credit), expected)
+    hook.remove()
+    assert len(seen) == 2 * -(-len(batch.logprobs) // 10)  # each again in the backward pass
+    assert max(seen) == 64 * vocabulary
+    assert torch.allclose(policy.logprobs(batch, 1000), scored, atol=1e-5)
+
+
 def test_turns_in_one_row_are_scored_as_turns_in_rows_of_their_own(tiny, critic):
     """As with a memory that only appends: what one row holds, and each prompt by itself."""
     policy = make_policy(tiny[0], critic)

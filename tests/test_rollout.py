@@ -73,6 +73,42 @@ def test_every_slot_gives_as_many_turns_to_every_batch(renderer, mode, limit, wo
         assert set(episodes) == set(range(math.ceil(12 / limit)))
 
 
+class Sleepy(Counter):
+    """Takes its time, so many milliseconds a step."""
+
+    def __init__(self, sleep_ms: float):
+        super().__init__()
+        self.sleep_ms = sleep_ms
+
+    def step(self, action: str) -> Any:
+        time.sleep(self.sleep_ms / 1000)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("memory", ["window", "full", "note"])
+@pytest.mark.parametrize("limit", [1, 3, 100])
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+def test_an_elastic_batch_has_as_many_turns_in_all(renderer, memory, limit, workers):
+    tree = {"environment": {"kwargs": {"limit": limit}, "workers": workers}, "memory": {"use": memory}}
+    batches = play(renderer, say("add"), 3, rollout={"n_env": 3, "e_len": 4, "mode": "elastic"}, **tree)
+    for segments in batches:
+        assert sum(len(acted(segments, slot)) for slot in range(3)) == 12
+        assert [one.slot for one in segments] == sorted(one.slot for one in segments)
+    for slot in range(3):
+        steps = [step_of(turn) for segments in batches for turn in acted(segments, slot)]
+        assert steps == [n % limit for n in range(len(steps))]  # no turn is lost between batches
+
+
+def test_in_an_elastic_batch_fast_slots_play_more(renderer):
+    tasks = {"slow": {"sleep_ms": 100}, "fast": {"sleep_ms": 1}}
+    environment = {"id": f"{__name__}:Sleepy", "workers": "thread", "tasks": tasks}
+    rollout = {"n_env": 4, "e_len": 10, "mode": "elastic"}
+    for segments in play(renderer, batches=2, environment=environment, rollout=rollout):
+        turns = [len(acted(segments, slot)) for slot in range(4)]
+        assert sum(turns) == 40
+        assert max(turns[0], turns[2]) < min(turns[1], turns[3])
+
+
 def test_what_a_memory_asks_is_not_counted_as_a_turn(renderer):
     config = {"rollout": {"n_env": 2, "e_len": 4}, "memory": {"use": "note"}}
     for number, segments in enumerate(play(renderer, say("add"), 2, **config)):
@@ -415,6 +451,35 @@ def test_a_failed_episode_is_dropped_and_counted_and_the_batch_is_full(renderer,
     assert (collector.tally.failures, collector.tally.dropped_turns) == (1, max(0, at - 1))
     assert "Broken) failed: " in collector.tally.last_failure
     assert Broken.made == 3  # a fresh one for the broken one
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_an_elastic_batch_is_full_whoever_fails(renderer, at, workers):
+    config = broken("raise", at, (0, 2, 3), n_env=3, workers=workers)
+    config.rollout.mode = "elastic"
+    collector = Collector(config, renderer)
+    for _ in range(3):
+        segments = collector.collect(Scripted(renderer))
+        assert sum(len(acted(segments, slot)) for slot in range(3)) == 12
+
+
+def test_a_batch_that_has_room_again_goes_on(renderer):
+    """As when another slot's episode fails, right after this one found the batch full."""
+    collector = Collector(play_config(rollout={"n_env": 1, "e_len": 4}), renderer)
+    slot, asked = collector.slots[0], 0
+
+    def full() -> bool:
+        nonlocal asked
+        asked += 1
+        return slot.collected >= 4 or asked == 2  # first by the loop, then by the reply that is asked for
+
+    async def go_on() -> None:
+        await asyncio.wait_for(slot.play_until(Scripted(renderer), full), 10)
+
+    collector._runner.run(go_on())
+    assert len(acted(slot.cut(), 0)) == 4
+    collector.close()
 
 
 def test_a_call_that_hangs_is_given_up(renderer):

@@ -16,9 +16,10 @@ from transformers import (
 )
 
 from turnwise import fused
+from turnwise.attention import ATTENTION
 from turnwise.batch import Line
 from turnwise.models import arithmetic
-from turnwise.trunk import ATTENTION, _attend, last_mlp_at, prepare, read
+from turnwise.trunk import last_mlp_at, prepare, read
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -168,10 +169,3 @@ def test_precision_is_bf16_only_where_it_is_faster(monkeypatch, processor, tiles
     assert isinstance(arithmetic("auto", torch.device("cpu")), torch.autocast) == fast
     assert isinstance(arithmetic("bf16", torch.device("cpu")), torch.autocast)
     assert not isinstance(arithmetic("fp32", torch.device("cpu")), torch.autocast)
-
-
-@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias"])
-def test_an_attention_that_does_more_than_attend_is_refused(option):
-    q = k = v = torch.zeros(1, 1, 4, 8)
-    with pytest.raises(ValueError, match=f"its attention needs {option}"):
-        _attend(torch.nn.Module(), q, k, v, None, **{option: torch.zeros(1)})

@@ -29,10 +29,10 @@ class Line:
     tokens: Tensor  # [T]
     positions: Tensor  # [T] of each token in its row
     shared: int  # tokens that all rows begin with
-    lengths: Tensor  # [b] of the rests
+    lengths: Tensor  # [b] of the rests; on the CPU, where the rows' places are worked out
 
     def to(self, device: torch.device) -> Line:
-        return Line(self.tokens.to(device), self.positions.to(device), self.shared, self.lengths.to(device))
+        return Line(self.tokens.to(device), self.positions.to(device), self.shared, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Batch:
         shared = self._shared(rows)
         lengths = reach[rows] - shared
         offsets = torch.cumsum(lengths, 0) - lengths  # of the rests in the line, the beginning not counted
-        rests = _spans(self.row_starts[rows] + shared, lengths)
+        rests = spans(self.row_starts[rows] + shared, lengths)
         beginning = self.row_starts[rows[0]] + torch.arange(shared)
         read = torch.cat([beginning, rests])
         counts = self.sampled_per_row[rows]
-        index = _spans((torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row)[rows], counts)
+        index = spans((torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row)[rows], counts)
         chosen = self._chosen[index]
         local = torch.full_like(self.row_lengths, -1).index_put((rows,), torch.arange(len(rows)))
         of_segments = torch.where(self.final_rows >= 0, local[self.final_rows], -1) if finals else self.final_rows[:0]
@@ -271,7 +271,7 @@ def _fill(lengths: Sequence[int], most: int) -> list[slice]:
     return [*lines, slice(start, len(lengths))] if lengths else lines
 
 
-def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
+def spans(starts: Tensor, lengths: Tensor) -> Tensor:
     """start, start + 1, ... for each span, one after the other."""
     offsets = torch.cumsum(lengths, 0) - lengths
     return torch.repeat_interleave(starts - offsets, lengths) + torch.arange(int(lengths.sum()))

@@ -1,7 +1,8 @@
 """How batches are filled: slots play side by side, each one episode after the other.
 
-A batch takes the same number of turns from every slot, wherever their episodes stand. Or it takes the same number of
-whole episodes from every slot, and ends with the longest of them.
+A batch takes the same number of turns from every slot, wherever their episodes stand; or, where it is elastic, as many
+in all, and more of them from slots that are fast. Or it takes the same number of whole episodes from every slot, and
+ends with the longest of them.
 """
 
 import asyncio
@@ -86,12 +87,21 @@ class Collector:
         rollout, turns = self.config.rollout, self.config.rollout.e_len
         if rollout.episodes is not None:
             await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
+        elif rollout.mode == "elastic":
+            while sum(slot.collected for slot in self.slots) < self.config.rollout.n_env * turns:
+                await play_all(slot.play_until(engine, partial(self.is_full_for, slot)) for slot in self.slots)
         else:
             lockstep = rollout.mode == "lockstep"
-            # Without it too this may take more than one pass: an episode may fail while it waits for the other slots.
+            # Otherwise too this may take more than one pass: an episode may fail while it waits for the other slots.
             while short := [slot for slot in self.slots if slot.collected < turns]:
                 await play_all(slot.play(engine, slot.collected + 1 if lockstep else turns) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
+
+    def is_full_for(self, slot: Slot) -> bool:
+        """Whether an elastic batch has no room for a turn of this slot: others play, or have played, all it takes."""
+        rollout = self.config.rollout
+        playing = sum(other.at_play for other in self.slots if other is not slot)
+        return sum(slot.collected for slot in self.slots) + playing >= rollout.n_env * rollout.e_len
 
     def _align(self) -> None:
         """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""

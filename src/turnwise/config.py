@@ -117,11 +117,12 @@ class DataConfig(Group):
 
 class RolloutConfig(Group):
     n_env: PositiveInt = 32  # environments that live side by side
-    e_len: PositiveInt = 8  # turns of each in a batch
+    e_len: PositiveInt = 8  # turns of each in a batch; on the mean, where the mode is elastic
     episodes: PositiveInt | None = None  # so many whole episodes of each in a batch instead, however long they are
     group: PositiveInt = 1  # so many neighbours play the same levels, to be compared with one another
     filter_groups: bool = False  # leave out groups whose episodes all returned the same
-    mode: Literal["async", "lockstep"] = "async"
+    # async: every slot at its own pace; elastic: and who is faster plays more turns of a batch; lockstep: all together
+    mode: Literal["async", "elastic", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
     history: Literal["exact", "template"] = "exact"  # replies are shown later as sampled, or as the template has them
     token_check: Literal["strict", "ignore_strippable", "disable"] = "strict"  # of finished talks; counts differences

@@ -54,6 +54,7 @@ class Adapters:
             path: one for path, one in model.named_modules() if isinstance(one, peft.tuners.lora.LoraLayer)
         }
         self._weights = {path: weight for path, weight in model.named_parameters() if ".lora_" in path}
+        self._active: str | None = None
         self._use(names[0])
 
     def parameters(self, name: str) -> list[nn.Parameter]:
@@ -89,8 +90,11 @@ class Adapters:
         save_file(mine, folder / "adapter_model.safetensors")
 
     def _use(self, name: str | None) -> None:
+        if name == self._active:
+            return  # peft takes milliseconds, and every layer whose activations are computed again asks
         for layer in self.layers.values():
-            layer.enable_adapters(name is not None)
+            if name is None or self._active is None:
+                layer.enable_adapters(name is not None)
             if name is not None:
                 layer.set_adapter(name)
         for weight in self._weights.values():  # peft freezes what is not in use, but one backward pass is for all

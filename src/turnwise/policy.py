@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise import fused
@@ -23,6 +24,7 @@ from turnwise.lanes import Lanes
 from turnwise.lora import Adapters
 from turnwise.trunk import prepare, read
 
+_LOGITS = 2**27  # computed at a time, several numbers in fp32 for each
 _SMALL = 30_000_000  # parameters up to which a gradient for each core costs little, and cores have too little to share
 
 
@@ -120,7 +122,8 @@ class Policy(nn.Module):
         with self.precision:
             hidden = self._read("actor", micro)[0]
             logprobs, entropy = self._head(self.actor, hidden, micro)
-            if self.separate:
+        if self.separate:
+            with self.precision:  # anew, as autocast keeps all weights of the actor in bf16 until it ends
                 hidden = self._read("critic", micro)[0]
         return Forward(logprobs, entropy, None if self.value_head is None else _values(self.value_head, hidden))
 
@@ -190,12 +193,24 @@ class Policy(nn.Module):
             yield (self.references[0] if role == "reference" else self.actor).get_decoder()
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
+        """Log-probs of the targets and entropies, [n] each."""
+        targets = micro.targets.to(self.device)
+        size = _LOGITS // model.config.get_text_config().vocab_size
+        if len(hidden) <= size:
+            return self._judge(model, hidden, targets)
+        # All logits of a long line and a large vocabulary would take more memory than the layers do.
+        parts = zip(hidden.split(size), targets.split(size), strict=True)
+        judged = [checkpoint(self._judge, model, *part, use_reentrant=False) for part in parts]
+        logprobs, entropy = zip(*judged, strict=True)
+        return torch.cat(logprobs), torch.cat(entropy)
+
+    def _judge(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.
         filled = nn.functional.pad(hidden, (0, 0, 0, padded(len(hidden)) - len(hidden)))
         logits = model.lm_head(filled)[: len(hidden)].float() / self.temperature
         logprobs = torch.log_softmax(logits, dim=-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(1, micro.targets.to(self.device)[:, None])[:, 0], entropy
+        return logprobs.gather(1, targets[:, None])[:, 0], entropy
 
 
 def _value_head(actor: PreTrainedModel) -> nn.Linear:

@@ -101,6 +101,7 @@ class Slot:
         self.episode = Episode()
         self.tally = Tally()
         self.segments: list[Segment] = []
+        self.collected = 0  # turns since the batch began, those not counted that a memory asked for
         self._levels = levels
         self._transcripts = transcripts
         self._luck = luck
@@ -131,25 +132,23 @@ class Slot:
         return self.agents.of(self.sample if self.episode.begun else None)
 
     @property
-    def collected(self) -> int:
-        """Turns since the batch began, those not counted that a memory asked for."""
-        return sum(not turn.of_memory for turns in (self._turns, *(s.turns for s in self.segments)) for turn in turns)
+    def at_play(self) -> bool:
+        """Whether an episode is under way and does not wait for the next batch."""
+        return self._playing is not None and not self._held
 
     async def play(self, engine: Engine, turns: int) -> None:
         """Go on until the batch has so many turns of this slot."""
-        await self._play(engine, lambda: self.collected >= turns)
+        await self.play_until(engine, lambda: self.collected >= turns)
 
     async def play_episodes(self, engine: Engine, episodes: int) -> None:
         """Go on until so many more episodes have ended."""
         enough = len(self.segments) + episodes
-        await self._play(engine, lambda: len(self.segments) >= enough)
+        await self.play_until(engine, lambda: len(self.segments) >= enough)
 
-    async def _play(self, engine: Engine, full: Callable[[], bool]) -> None:
+    async def play_until(self, engine: Engine, full: Callable[[], bool]) -> None:
+        """Go on until the batch has no room for another turn of this slot."""
         self._engine, self._full = engine, full
-        held, self._held = self._held, []
-        for one in held:
-            if not one.go.done():  # its call may have been given up
-                one.go.set_result(None)
+        self._release()
         # The weights change between batches, and the loop stands still: no reply may be under way then.
         while not (full() and not self._asked and (self._playing is None or self._held)):
             if self._playing is None:
@@ -160,6 +159,15 @@ class Slot:
             if self._playing.done():
                 ended, self._playing = self._playing, None
                 ended.result()
+            if not full():  # any more: another slot's episode has failed
+                self._release()
+
+    def _release(self) -> None:
+        """Let those go on who wait for the batch to have room."""
+        held, self._held = self._held, []
+        for one in held:
+            if not one.go.done():  # its call may have been given up
+                one.go.set_result(None)
 
     def _stopped(self, playing: asyncio.Task[None]) -> None:
         if not playing.cancelled():
@@ -215,6 +223,7 @@ class Slot:
 
     def record(self, turn: Turn) -> None:
         self._turns.append(turn)
+        self.collected += not turn.of_memory
         if self.episode.recording:
             self.episode.recording.record(turn)
 
@@ -233,7 +242,7 @@ class Slot:
         """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
         if self._turns:
             self._close("cut", self._held[0].prompt, None)
-        segments, self.segments = self.segments, []
+        segments, self.segments, self.collected = self.segments, [], 0
         return segments
 
     def _begin(self) -> None:
@@ -294,6 +303,7 @@ class Slot:
         self.tally.dropped_turns += len(self._turns)
         self.tally.last_failure = str(failure)
         self._trace("dropped", None, str(failure))
+        self.collected -= sum(not turn.of_memory for turn in self._turns)
         self._turns = []
         self.episode = Episode(self.episode.number)
 

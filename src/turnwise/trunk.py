@@ -6,22 +6,19 @@ out influences nothing that is seen.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
 from turnwise import fused
+from turnwise.attention import ATTENTION, Rows
 from turnwise.batch import Line
 from turnwise.fused import padded
 
-ATTENTION = "turnwise_line"
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-_WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -57,88 +54,12 @@ def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
     tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
     given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
-    given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": _Rows(line)}
+    given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Rows(line)}
     # Checkpointing runs layers again later, without hooks.
     if any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules()):
         return trunk(**given).last_hidden_state[0, places]
     with last_mlp_at(trunk, (torch.zeros_like(places), places)):
         return trunk(**given).last_hidden_state[0, places]
-
-
-class _Rows:
-    """Where a line's tokens stand when its rows lie side by side, each behind the shared beginning."""
-
-    def __init__(self, line: Line):
-        lengths = line.lengths
-        self.shared = line.shared
-        width = -(-int(lengths.max()) // _WIDTH) * _WIDTH
-        starts = line.shared + torch.cumsum(lengths, 0) - lengths
-        columns = torch.arange(width, device=lengths.device)
-        used = columns < lengths[:, None]
-        self._places = torch.where(used, starts[:, None] + columns, 0)  # [b, W] in the line
-        self.back = used.flatten().nonzero()[:, 0]  # [M] of b x W: the tokens behind the beginning
-        self.mask = None
-        if line.shared:
-            seen = torch.arange(line.shared + width, device=lengths.device) <= line.shared + columns[:, None]
-            self.mask = seen[None, None]  # [1, 1, W, P + W]
-
-    def side_by_side(self, line: Tensor) -> Tensor:
-        """[b, heads, W, d] of [1, heads, N, d]."""
-        rows = _tokens(line).index_select(0, self._places.flatten())
-        return rows.view(*self._places.shape, line.shape[1], -1).transpose(1, 2)
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    rows: _Rows | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention of each row to itself and to the shared beginning; without `rows`, that of transformers.
-
-    Queries are [1, heads, N, d], keys and values [1, groups, N, d]; returns [1, N, heads, d].
-    """
-    refused = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
-    if refused:
-        raise ValueError(f"model: its attention needs {', '.join(refused)}, which reading in one line does not do")
-    if rows is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    q, k, v = (rows.side_by_side(x) for x in (query, key, value))
-    beginning = []
-    if rows.shared:
-        first_q, first_k, first_v = (x[:, :, : rows.shared] for x in (query, key, value))
-        beginning = [_tokens(_softmax_over(first_q, first_k, first_v, is_causal=True, scale=scaling))]
-        k, v = (torch.cat([x.expand(len(own), -1, -1, -1), own], 2) for x, own in ((first_k, k), (first_v, v)))
-    side = _softmax_over(q, k, v, attn_mask=rows.mask, is_causal=rows.mask is None, scale=scaling)
-    line = torch.cat([*beginning, _tokens(side).index_select(0, rows.back)])  # [M, heads x d]
-    line = nn.functional.pad(line, (0, 0, 0, query.shape[2] - len(line)))
-    return line.unflatten(1, (query.shape[1], -1))[None], None
-
-
-def _tokens(rows: Tensor) -> Tensor:
-    """[b x W, heads x d] of [b, heads, W, d]: a token's numbers behind one another, which is fast to pick and put."""
-    return rows.transpose(1, 2).flatten(0, 1).flatten(1)
-
-
-def _softmax_over(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Attention [b, heads, W, d], of keys and values with fewer heads.
-
-    In fp32 on a processor without tile matrices, whose backward pass takes twice as long in bf16.
-    """
-    kind, repeat = query.dtype, query.shape[1] // key.shape[1]
-    exact = query.device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
-    query, key, value = (x.float() if exact else x for x in (query, key, value))
-    key, value = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (key, value))
-    with torch.autocast("cpu", enabled=False) if exact else nullcontext():
-        return nn.functional.scaled_dot_product_attention(query, key, value, **options).to(kind)
-
-
-AttentionInterface.register(ATTENTION, _attend)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 @contextmanager
