@@ -117,7 +117,7 @@ def sample(actor: Any, prompts: list[list[int]], stop: int) -> list[tuple[list[i
     cache = DynamicCache(config=actor.config)
     replies: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for _ in range(MAX_REPLY):
-        output = actor(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
+        output = actor(tokens, mask, positions, cache, logits_to_keep=1)
         logprobs = output.logits[:, -1].log_softmax(-1)  # [B, V]
         tokens = torch.multinomial(logprobs.exp(), 1)  # [B, 1]
         chosen = logprobs.gather(1, tokens)

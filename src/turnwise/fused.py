@@ -20,8 +20,9 @@ _WIDTH = 16  # likewise for the rows side by side of which attention is taken
 
 
 def can_read(trunk: PreTrainedModel) -> bool:
-    """Whether the trunk is one of those whose layers we know, and none of its activations are to be computed twice."""
-    return in_family(trunk) and not any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules())
+    """Whether it is one of those whose layers we know, on a processor, and computes no activations twice."""
+    twice = any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules())
+    return trunk.device.type == "cpu" and in_family(trunk) and not twice
 
 
 def padded(count: int) -> int:

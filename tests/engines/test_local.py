@@ -1,7 +1,7 @@
 """The engine samples what the trainer would say it samples, and nobody notices who else is being served."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
-from turnwise.engines import local
+from turnwise.engines import local, replay
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine, sample
 from turnwise.policy import Policy
@@ -29,11 +29,25 @@ PROMPTS = [
 PROMPTS = [tuple(map(int, prompt)) for prompt in PROMPTS]
 
 
-@pytest.fixture(params=["decoder", "module"])
+@pytest.fixture(params=["decoder", "module", "replays"])
 def engine(tiny, request, monkeypatch) -> LocalEngine:
     """Stops at one token in nine or so, so that the requests of a crowd leave at different times."""
-    monkeypatch.setattr(Decoder, "fits", lambda model: request.param == "decoder")
-    return LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
+    monkeypatch.setattr(Decoder, "fits", lambda model: request.param != "module")
+    engine = LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
+    if request.param == "replays":
+        replaying(engine, monkeypatch)
+    return engine
+
+
+def replaying(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where passes are recorded; here they are computed again."""
+
+    def record(compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+        found = compute()
+        return lambda: found.copy_(compute()), found
+
+    monkeypatch.setattr(replay, "record", record)
+    engine._replays = True
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""The forward pass of the family for sampling on a CPU, in as few operations as there can be.
+"""The forward pass of the family for sampling, in as few operations as there can be.
 
-A small model's products take microseconds there, so what lies around them counts: Python modules, casts, products
-that could be one. It computes what transformers' modules compute, to rounding.
+The products of a token take microseconds, so what lies around them counts: Python modules, casts, products that could
+be one. It computes what transformers' modules compute, to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.family import in_family, neighbours
+from turnwise.family import in_family, is_adapted, neighbours
 
-_SMALL = 300_000_000  # parameters up to which the copy of the weights costs little
+_SMALL = 300_000_000  # parameters up to which a processor has little to do
 _FEW = 8  # tokens of a row up to which attention is faster as two products
 
 Remember = Callable[[Tensor, int], Tensor]
@@ -25,8 +25,8 @@ Remember = Callable[[Tensor, int], Tensor]
 class _Linear:
     """Products of the same input as one; of a normed input where a norm is given; with their rows in another order."""
 
-    def __init__(self, parts: Sequence[nn.Linear], bf16: bool, norm: Any = None, order: Tensor | None = None):
-        weight = torch.cat(tuple(part.weight for part in parts))
+    def __init__(self, parts: Sequence[Any], bf16: bool, norm: Any = None, order: Tensor | None = None):
+        weight = torch.cat(tuple(map(_weight, parts)))
         bias = None if parts[0].bias is None else torch.cat(tuple(part.bias for part in parts))
         if norm is not None:
             weight = weight * (norm.weight * weight.shape[1] ** 0.5)
@@ -35,7 +35,7 @@ class _Linear:
         if bf16:
             weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
         self._product = nn.functional.linear
-        if bf16 and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if bf16 and weight.device.type == "cpu" and _can_pack():
             weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # once, and not anew in every product
             self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
         self._weight, self._bias = weight, bias
@@ -79,16 +79,20 @@ class _New:
 
     def last(self) -> "_New":
         """Only the last token of each row."""
-        every = torch.arange(len(self.lasts))
+        every = torch.arange(len(self.lasts), device=self.lasts.device)
         if self.mask is None:
-            mask = _additive(torch.arange(self.shape[1]) <= self.lasts[:, None, None, None])
+            columns = torch.arange(self.shape[1], device=self.lasts.device)
+            mask = _additive(columns <= self.lasts[:, None, None, None])
         else:
             mask = self.mask[every, :, self.lasts, None]
         return _New(torch.Size((len(every), 1)), None, torch.zeros_like(self.lasts), every, mask)
 
 
 class Decoder:
-    """Holds copies of the weights, which `load` takes anew; with `bf16` the products with them are in it."""
+    """Holds copies of the weights, which `load` takes anew; with `bf16` the products with them are in it.
+
+    Where adapters are in use, they are added to the weights.
+    """
 
     def __init__(self, model: PreTrainedModel, bf16: bool):
         config: Any = model.config
@@ -97,20 +101,24 @@ class Decoder:
         self._bf16 = bf16
         self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
         sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
-        self._floor = {size: torch.tensor((size * config.rms_norm_eps) ** 0.5) for size in sizes}  # eps of RMS norms
-        self._no_mask = torch.zeros(1, 1, 1)
+        eps, self._device = config.rms_norm_eps, model.device
+        self._floor = {size: torch.tensor((size * eps) ** 0.5, device=self._device) for size in sizes}  # of RMS norms
+        self._no_mask = torch.zeros(1, 1, 1, device=self._device)
         self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
         self.load()
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether it is a small one of the family."""
+        """Whether it is one of the family, and on a processor a small one."""
         head: Any = model.get_output_embeddings()
         plain = type(head) is nn.Linear and head.weight.dtype == torch.float32
-        return plain and model.num_parameters() <= _SMALL and in_family(model.get_decoder())
+        kind = model.device.type
+        able = kind == "cuda" or (kind == "cpu" and model.num_parameters() <= _SMALL)
+        return plain and able and in_family(model.get_decoder(), adapted=True)
 
     def load(self) -> None:
         """Take the model's weights as they are now."""
+        self._layers: list[_Layer] = []  # first, as a second copy may not fit
         with torch.no_grad():
             self._layers = [self._layer(layer) for layer in self._trunk.layers]
             self._head = _Linear([self._lm_head], self._bf16, self._trunk.norm)
@@ -120,8 +128,8 @@ class Decoder:
     ) -> Tensor:
         """[R, V] after the last of each row's new tokens; [N, V] after every one of them.
 
-        Ids and positions are [R, T], padded on the right behind column `lasts` [R]; the mask of attention is
-        [R, 1, T, C], true where a token is looked at.
+        Ids and positions are [R, T], padded on the right behind column `lasts` [R], which is on the CPU; the mask of
+        attention is [R, 1, T, C], true where a token is looked at.
         """
         new = _new(positions, mask, lasts)
         angles = self._angles_at(positions, mask.shape[-1])
@@ -133,7 +141,8 @@ class Decoder:
             query, memory = parts.split((self._heads, 2 * self._groups), 2)
             keys, values = remember(memory.unflatten(2, (2, -1)), number)
             if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
-                query, hidden = query[torch.arange(len(query)), new.lasts, None], hidden[new.ends]
+                rows = torch.arange(len(query), device=query.device)
+                query, hidden = query[rows, new.lasts, None], hidden[new.ends]
                 new = new.last()
             hidden = hidden + layer.out(new.flat(self._attention(query, keys, values, new.mask))).float()
             gate, up = layer.gate_up(self._unit(hidden)).chunk(2, -1)
@@ -143,8 +152,8 @@ class Decoder:
     def _angles_at(self, positions: Tensor, stop: int) -> Tensor:
         """The rotary angles [R x T, 1, d / 2] of positions [R, T] before `stop`."""
         if stop > len(self._angles):
-            every = torch.arange(2 * stop)
-            cosine, sine = self._trunk.rotary_emb(torch.empty(0), every[None])
+            every = torch.arange(2 * stop, device=self._device)
+            cosine, sine = self._trunk.rotary_emb(torch.empty(0, device=self._device), every[None])
             half = cosine.shape[-1] // 2
             self._angles = torch.complex(cosine[0, :, None, :half], sine[0, :, None, :half])
         return self._angles[positions.flatten()]
@@ -163,9 +172,11 @@ class Decoder:
         rows, times, heads, size = query.shape
         repeat = heads // self._groups
         if times > _FEW:
-            keys, values = (x.repeat_interleave(repeat, 1) for x in (keys, values))
+            query, keys, values = query.transpose(1, 2), *(x.repeat_interleave(repeat, 1) for x in (keys, values))
+            if self._bf16 and query.is_cuda:  # a processor computes it in fp32, where bf16 is not always faster
+                query, keys, values = (x.bfloat16() for x in (query, keys, values))
+                mask = None if mask is None else mask.bfloat16()
             attention = nn.functional.scaled_dot_product_attention
-            query = query.transpose(1, 2)
             return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
         query = query.unflatten(2, (self._groups, repeat)).transpose(1, 2).reshape(-1, times * repeat, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
@@ -199,15 +210,28 @@ class Decoder:
 
 
 def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
-    rows, times = positions.shape
-    if times == 1:
-        return _New(positions.shape, None, lasts, torch.arange(rows), None if rows == 1 else _additive(mask))
+    (rows, times), device = positions.shape, positions.device
+    if times == 1:  # nothing here may depend on numbers on a GPU, as such passes are recorded
+        every = torch.arange(rows, device=device)
+        return _New(positions.shape, None, torch.zeros_like(every), every, _additive(mask))
     used = torch.arange(times) <= lasts[:, None]
-    places, ends = used.flatten().nonzero()[:, 0], used.sum(1).cumsum(0) - 1
+    places, ends = used.flatten().nonzero()[:, 0].to(device), (used.sum(1).cumsum(0) - 1).to(device)
     some = _additive(mask) if times <= _FEW or positions[:, 0].any() else None
-    return _New(positions.shape, None if len(places) == rows * times else places, lasts, ends, some)
+    return _New(positions.shape, None if len(places) == rows * times else places, lasts.to(device), ends, some)
 
 
 def _additive(mask: Tensor) -> Tensor:
     """What attention adds to its scores: minus infinity where a mask is false, else zero."""
-    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _weight(part: Any) -> Tensor:
+    """[out, in] of a linear layer, with its adapters."""
+    if not is_adapted(part) or part.disable_adapters:
+        return part.weight
+    return part.weight + sum(part.get_delta_weight(name) for name in part.active_adapters)
+
+
+def _can_pack() -> bool:
+    """Whether this processor has products in bf16 of weights that lie as oneDNN wants them."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,12 +1,13 @@
-"""Samples in this process, by the module that is trained or, on a CPU, by a copy of its weights.
+"""Samples in this process, by the module that is trained or, of the families that we know, by a copy of its weights.
 
 A request joins as soon as it arrives and leaves when it is done, so nobody waits for the longest reply. All
 requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
 stay the same: of a prompt that begins like an earlier one, only the rest is read. Where few requests are under way,
-a pass reads guessed tokens too, and samples as many as come true.
+a pass reads guessed tokens too, and samples as many as come true; on a GPU it is recorded once instead, and replayed.
 """
 
 import asyncio
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.engines.decoder import Decoder
+from turnwise.engines.replay import Replay
 from turnwise.engines.reply import Reply
 from turnwise.trunk import last_mlp_at, prepare
 from turnwise.types import Generation, Sampling
@@ -72,6 +74,7 @@ class _Cache:
 
     def __init__(self, device: torch.device) -> None:
         self.busy = 0
+        self.replays: dict[int, Replay] = {}  # of passes over so many rows of the tensors as they are now
         self._device = device
         self._held: list[list[int]] = []  # the ids whose keys and values a row holds
         self._rested: list[int] = []  # since when a row rests
@@ -138,12 +141,34 @@ class _Cache:
         columns = max(len(held) for held in self._held[first:stop]) + width
         self._columns = max(self._columns, columns)
         self._fit()
-        self._new = torch.arange(first, stop, device=self._device)[:, None], positions
-        self._seen = slice(first, stop), slice(columns)
         for held, new in zip(self._held[first:stop], tokens, strict=True):
             held += new
         # Padding leaves its keys behind a row's own, where no token looks before they are overwritten.
-        return ids, positions, (torch.arange(columns, device=self._device) <= positions[:, :, None])[:, None]
+        return ids, positions, self.aim(first, positions, columns)
+
+    def aim(self, first: int, positions: Tensor, columns: int | None = None) -> Tensor:
+        """Let new tokens be kept at positions [R, T] of the rows from `first` on; returns the mask of attention.
+
+        It is [R, 1, T, C] for so many columns, or all.
+        """
+        columns, stop = columns or self._columns, first + len(positions)
+        self._new = torch.arange(first, stop, device=self._device)[:, None], positions
+        self._seen = slice(first, stop), slice(columns)
+        return (torch.arange(columns, device=self._device) <= positions[:, :, None])[:, None]
+
+    def grow(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Open a column for the next token of each busy row.
+
+        Returns ids and positions of a power of two of rows, or all of them: a few numbers of rows come again and again.
+        What stands in the others lies behind their own, where no token looks before it is overwritten.
+        """
+        rows = min(1 << (len(tokens) - 1).bit_length(), len(self._held))
+        positions = [len(held) for held in self._held[:rows]]
+        self._columns = max(self._columns, 1 + max(positions))
+        self._fit()
+        for held, token in zip(self._held, tokens, strict=False):
+            held.append(token)
+        return [*tokens, *[0] * (rows - len(tokens))], positions
 
     def keep(self, new: Tensor, layer: int) -> Tensor:
         """Keep a layer's new keys and values [R, T, 2, heads, size]; returns what is looked at [2, R, heads, C, size].
@@ -166,6 +191,7 @@ class _Cache:
         self._columns = columns
         for layer, old in enumerate(self._layers):
             if old.shape[1] < rows or old.shape[3] < columns:
+                self.replays.clear()
                 height = old.shape[1] if old.shape[1] >= rows else max(rows, old.shape[1] * 3 // 2)
                 self._layers[layer] = old.new_zeros((2, height, old.shape[2], columns, old.shape[4]))
                 self._layers[layer][:, : old.shape[1], :, : old.shape[3]] = old
@@ -191,10 +217,13 @@ class LocalEngine:
         self.version = 0
         self._stop_ids = stop_ids
         self._decoder = Decoder(model, isinstance(precision, torch.autocast)) if Decoder.fits(model) else None
+        self._replays = self._decoder is not None and model.device.type == "cuda"
         self._precision = precision if self._decoder is None else nullcontext()
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._cache = _Cache(model.device)
+        known = inspect.signature(type(model.get_decoder()).forward).parameters
+        self._cache_named = "cache" if "cache" in known else "past_key_values"  # as older transformers have it
         self._driver: asyncio.Task[None] | None = None
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -236,7 +265,9 @@ class LocalEngine:
             self.model.train(training)
 
     def _step(self) -> None:
-        if self._running:
+        if self._running and self._replays:
+            self._sample(0, [()] * len(self._running), self._replayed([one.tokens[-1] for one in self._running]))
+        elif self._running:
             room = min(_AHEAD, _TOGETHER // len(self._running) - 1)
             guesses = [request.guess(room) for request in self._running]
             new = [[*request.tokens[-1:], *guess] for request, guess in zip(self._running, guesses, strict=True)]
@@ -276,10 +307,22 @@ class LocalEngine:
             rows, columns = (torch.arange(ids.shape[1]) <= lasts[:, None]).nonzero(as_tuple=True)
             places = rows, columns
         with nullcontext() if every else last_mlp_at(trunk, places):
-            output = trunk(
-                ids, position_ids=positions, attention_mask=mask, past_key_values=self._cache, use_cache=True
-            )
+            given = {"attention_mask": mask, "position_ids": positions, self._cache_named: self._cache}
+            output = trunk(ids, **given, use_cache=True)
         return self.model.lm_head(output.last_hidden_state[places]).float()
+
+    def _replayed(self, tokens: Sequence[int]) -> Tensor:
+        """Read the next token of every row; returns the logits [R, V] after it."""
+        ids, positions = self._cache.grow(tokens)
+        if len(ids) not in self._cache.replays:
+            self._cache.replays[len(ids)] = Replay(self._next, ids, positions, self.model.device)
+        return self._cache.replays[len(ids)](ids, positions)[: len(tokens)]
+
+    def _next(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The logits [R, V] after one more token [R, 1] of each of the first R rows."""
+        assert self._decoder is not None
+        mask = self._cache.aim(0, positions)
+        return self._decoder.logits(ids, positions, mask, torch.zeros(len(ids)), self._cache.keep, every=True)
 
     def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: Tensor) -> None:
         """Sample what follows the last token of each row from `first` on, and its guesses as far as they come true.
