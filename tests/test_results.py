@@ -101,14 +101,16 @@ def test_players_are_judged_alike_where_only_wins_are_told():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_narrow_table_keeps_figures_whole_and_names_apart(width):
+@pytest.mark.parametrize("others", [("random",), ("random", "expert")])
+def test_a_narrow_table_keeps_figures_whole_and_names_apart(width, others):
     names = ["two_room-maybe_break_stop-goto_win", "two_room-maybe_break_stop-goto_win-distr_obj"]
     won = [record(name, success=True) for name in names]
     player = "runs/[/b]a-run-with-a-long-name"
     console = Console(width=width, record=True)
-    console.print(task_table(rows_of({(player, "x"): won, ("random", "x"): won}), play_config()))
+    console.print(task_table(rows_of({(who, "x"): won for who in (player, *others)}), play_config()))
     text = console.export_text()
-    assert text.count(f"{rate(1, 1):.3f}") == 4
+    assert text.count(f"{rate(1, 1):.3f}") == 2 * (1 + len(others))
+    assert all(who in text for who in others)
     folded = "".join(line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│"))
     assert all(name in folded for name in names)
     assert "[/b]" in "".join(text.split())

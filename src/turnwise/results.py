@@ -16,6 +16,7 @@ from turnwise.intervals import Estimate, bootstrap, mean_of, rate
 
 OVERALL = "overall"
 NONE = "\N{EN DASH}"
+_FIGURE = len("0.333 [0.061, 0.792]")
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ def _fill(table: Table, head: str, cells: Mapping[tuple[str, str], str]) -> None
     table.add_column(head, overflow="fold")
     for player in players:
         width = max(len(cell) for (_, who), cell in cells.items() if who == player)
-        table.add_column(Text(player, overflow="fold"), justify="right", min_width=width)
+        width = max(width, min(len(player), _FIGURE))
+        folded = "\n".join(player[start : start + width] for start in range(0, len(player), width))
+        table.add_column(Text(folded), justify="right", width=width)
     for name in dict.fromkeys(name for name, _ in cells):
         table.add_row(Text(name), *(cells.get((name, player), NONE) for player in players))
 
