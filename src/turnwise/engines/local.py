@@ -80,12 +80,17 @@ class _Cache:
         self._rested: list[int] = []  # since when a row rests
         self._clock = 0
         self._layers: list[Tensor] = []
-        self._columns = 0  # that the tensors must have
+        self._rows = self._columns = 0  # that the tensors must have
         self._new: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # rows [R, 1] and columns [R, T]
         self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
 
-    def admit(self, prompt: Sequence[int], room: int) -> Sequence[int]:
-        """Take the next row for a prompt that may grow to `room` tokens. Returns the rest that must be read.
+    def reserve(self, rows: int, columns: int) -> None:
+        """Be large enough for so many busy rows of so many tokens, so that the tensors grow once and not row by row."""
+        self._rows, self._columns = max(self._rows, rows), max(self._columns, columns)
+        self._fit()
+
+    def admit(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Take the next row for a prompt. Returns the rest that must be read.
 
         That is one token at least, since what follows the last one is wanted.
         """
@@ -99,8 +104,6 @@ class _Cache:
             row = len(self._held)
             self._held.append([])
             self._rested.append(0)
-        self._columns = max(self._columns, room)
-        self._fit()
         if row != donor and known:
             for tensor in self._layers:
                 tensor[:, row, :, :known] = tensor[:, donor, :, :known]
@@ -177,7 +180,7 @@ class _Cache:
         """
         (rows, columns), (span, width) = self._new, self._seen
         if layer == len(self._layers):
-            self._layers.append(new.new_zeros((2, len(self._held), new.shape[3], self._columns, new.shape[4])))
+            self._layers.append(new.new_zeros((2, self._rows, new.shape[3], self._columns, new.shape[4])))
         self._layers[layer][:, rows, :, columns] = new.to(self._layers[layer].dtype)
         return self._layers[layer][:, span, :, width]
 
@@ -187,7 +190,7 @@ class _Cache:
 
     def _fit(self) -> None:
         """Make the tensors large enough, with zeros: the unwritten is read under a mask, and 0 x NaN is NaN."""
-        rows, columns = len(self._held), -(-self._columns // _ROOM) * _ROOM
+        rows, columns = self._rows, -(-self._columns // _ROOM) * _ROOM
         self._columns = columns
         for layer, old in enumerate(self._layers):
             if old.shape[1] < rows or old.shape[3] < columns:
@@ -272,11 +275,14 @@ class LocalEngine:
             guesses = [request.guess(room) for request in self._running]
             new = [[*request.tokens[-1:], *guess] for request, guess in zip(self._running, guesses, strict=True)]
             self._sample(0, guesses, self._read(0, new, every=True))
+        if self._waiting:
+            longest = max(len(one.prompt) + one.sampling.max_tokens for one in self._waiting)
+            self._cache.reserve(len(self._running) + len(self._waiting), longest)
         while self._waiting:
             arrived, self._waiting = self._first_readers()
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
-            prompts = [self._cache.admit(r.begun, len(r.prompt) + r.sampling.max_tokens) for r in arrived]
+            prompts = [self._cache.admit(request.begun) for request in arrived]
             self._sample(first, [()] * len(arrived), self._read(first, prompts))
         for row in range(len(self._running) - 1, -1, -1):
             self._finish(row)
