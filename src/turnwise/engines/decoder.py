@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from turnwise.family import in_family, is_adapted, neighbours
 
-_SMALL = 300_000_000  # parameters up to which a processor has little to do
+_SMALL = 300_000_000  # parameters of a model on a processor up to which the copy of the weights costs little
 _FEW = 8  # tokens of a row up to which attention is faster as two products
 
 Remember = Callable[[Tensor, int], Tensor]
