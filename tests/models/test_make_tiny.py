@@ -8,9 +8,8 @@ import torch
 from turnwise.config import ModelConfig
 from turnwise.models import make_tiny as make_tiny_module
 from turnwise.models import open_model
-from turnwise.models.make_tiny import Recipe, begin_from, make_model, make_tiny, make_tokenizer
+from turnwise.models.make_tiny import Recipe, make_model, make_tiny, make_tokenizer
 from turnwise.models.teach_babyai import BabyAITeacher
-from turnwise.models.teach_calculator import CalculatorTeacher
 
 TEACHER = BabyAITeacher(turns={"goto": 40}, questions=20)
 SMALL = Recipe(epochs=2, batch=10, vocabulary=300, width=32, layers=1, heads=2)
@@ -74,18 +73,26 @@ def test_what_is_to_be_learned_first_is_learned_before_the_rest(tmp_path, monkey
     assert taught == [45, 15, 45, 15]
 
 
-def test_a_model_begins_from_what_another_knows(tmp_path):
-    make_tiny(tmp_path / "start", TEACHER, SMALL, lambda _: None)
-    start, its = open_model(ModelConfig(path=str(tmp_path / "start")))
-    tokenizer = make_tokenizer(CalculatorTeacher(10).demonstrations(0), SMALL.vocabulary)
-    model = make_model(tokenizer, SMALL)
-    before = model.model.embed_tokens.weight.detach().clone()
-    begin_from(str(tmp_path / "start"), model, tokenizer)
-    taken = start.get_decoder().state_dict()
-    for name, weight in model.model.state_dict().items():
-        assert name == "embed_tokens.weight" or torch.equal(weight, taken[name])
-    known = its.get_vocab()
-    assert 0 < len(tokenizer.get_vocab().keys() - known.keys()) < len(tokenizer)
-    for token, place in tokenizer.get_vocab().items():
-        expected = taken["embed_tokens.weight"][known[token]] if token in known else before[place]
-        assert torch.equal(model.model.embed_tokens.weight[place], expected)
+def test_heads_begin_by_looking_a_few_tokens_back():
+    """Each at its own distance, whatever the tokens are; those that are left look everywhere."""
+    tokenizer = make_tokenizer(TEACHER.demonstrations(0), SMALL.vocabulary)
+    model = make_model(tokenizer, replace(SMALL, width=256, heads=8, look_back=6))
+    model.set_attn_implementation("eager")
+    ids = torch.randint(0, len(tokenizer), (4, 60), generator=torch.Generator().manual_seed(0))
+    shares = model(ids, output_attentions=True).attentions[0]
+    told = [shares[:, n].diagonal(-n - 1, 1, 2)[:, 6:].mean().item() for n in range(8)]
+    assert min(told[:6]) > 0.8 and max(told[6:]) < 0.2
+
+
+def test_layers_begin_by_adding_little_to_what_a_token_is():
+    tokenizer = make_tokenizer(TEACHER.demonstrations(0), SMALL.vocabulary)
+    ids = torch.arange(200)[None]
+
+    def told(quiet: float) -> float:
+        last, first = (
+            make_model(tokenizer, replace(SMALL, quiet=quiet))(ids, output_hidden_states=True).hidden_states[i]
+            for i in (-1, 0)
+        )
+        return torch.cosine_similarity(last, first, -1).mean().item()
+
+    assert told(1.0) < 0.6 and told(0.05) > 0.9

@@ -1,6 +1,7 @@
 """What the teachers of the embedded models show."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -64,6 +65,13 @@ def test_guesses_may_depend_on_what_the_expert_would_do():
     assert any(not move for moves in lake.levels for move in moves)
     list(play(lake := Watched(), CUE, 60, 8, lambda expert: float(expert == "nothing"), 0, "lake"))
     assert all(move for moves in lake.levels for move in moves)
+
+
+def test_some_actions_are_guessed_more_often():
+    shown = play(FrozenLakeText(), CUE, 2_000, 8, lambda _: 1.0, 0, "lake", often=("Up",))
+    said = Counter(one.reply.rpartition("ACTION: ")[2] for one in shown)
+    assert said["Up"] / 2_000 == pytest.approx(4 / 7, abs=0.05)
+    assert all(said[action] / 2_000 == pytest.approx(1 / 7, abs=0.05) for action in ("Down", "Left", "Right"))
 
 
 def test_prompts_show_up_to_two_turns_and_the_cue_once():

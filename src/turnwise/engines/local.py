@@ -28,7 +28,7 @@ _ROOM = 64  # cache columns are added in such steps
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
 _ENDING = 4  # tokens of a text's end that are looked for in it
 _AHEAD = 4  # tokens that are guessed at a time, where few requests are under way:
-_TOGETHER = 24  # tokens in one pass beyond which a guess costs more than it wins
+_TOGETHER = 64  # tokens in one pass beyond which a guess costs more than it wins
 
 
 @dataclass
@@ -83,6 +83,11 @@ class _Cache:
         self._rows = self._columns = 0  # that the tensors must have
         self._new: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # rows [R, 1] and columns [R, T]
         self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
+
+    def clear(self) -> None:
+        """Forget all tokens, and what was recorded of a model; keep the tensors."""
+        self.busy, self._held, self._rested = 0, [], []
+        self.replays.clear()
 
     def reserve(self, rows: int, columns: int) -> None:
         """Be large enough for so many busy rows of so many tokens, so that the tensors grow once and not row by row."""
@@ -237,7 +242,7 @@ class LocalEngine:
         self.version = version
         if self._decoder is not None:
             self._decoder.load()
-        self._cache = _Cache(self.model.device)
+        self._cache.clear()
         self._waiting, self._running = [*self._running, *self._waiting], []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:

@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from turnwise.batch import Batch, Micro, pack
-from turnwise.config import ModelConfig
-from turnwise.models import arithmetic, open_model
+from turnwise.models import arithmetic
 from turnwise.policy import Policy
 from turnwise.render import Renderer
 from turnwise.seeds import derive
@@ -44,6 +43,8 @@ CHAT_TEMPLATE = (
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+_PLANES, _LOOK = 6, 7.0  # of RoPE's planes, and the biases' size in each, with which a head looks at one token alone
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Recipe:
     layers: int = 3
     heads: int = 8
     seed: int = 0
-    start: str = ""  # a model of the same shape, whose layers and vectors of known tokens are taken
+    quiet: float = 1.0  # share of the usual size in which layers first add to what a token is
+    look_back: int = 0  # heads of the first layer that begin by looking one, two, three... tokens back
     lead: int = 0  # demonstrations, the first so many, that are learned by themselves before the others
 
 
@@ -86,8 +88,6 @@ def make_tiny(folder: Path, teacher: Any, recipe: Recipe, say: Say = print) -> N
     say(f"{len(demonstrations)} demonstrated turns")
     tokenizer = make_tokenizer(demonstrations, recipe.vocabulary)
     model = make_model(tokenizer, recipe)
-    if recipe.start:
-        begin_from(recipe.start, model, tokenizer)
     say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
     policy = Policy(model, critic="none", reference=False, precision=arithmetic("auto", model.device))
     renderer = Renderer(tokenizer)
@@ -144,18 +144,32 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCa
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
     )
-    return Qwen2ForCausalLM(config)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight *= recipe.quiet
+            layer.mlp.down_proj.weight *= recipe.quiet
+    if recipe.look_back:
+        look_back(model, recipe.look_back)
+    return model
 
 
-def begin_from(start: str, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Take over what another model has learned to do with its tokens; those that it does not know stay as they are."""
-    other, its = open_model(ModelConfig(path=start, device="cpu"))
-    taken = other.get_decoder().state_dict()
-    ours, theirs = tokenizer.get_vocab(), its.get_vocab()
-    common = sorted(ours.keys() & theirs.keys())
-    vectors = model.model.embed_tokens.weight.detach().clone()
-    vectors[[ours[token] for token in common]] = taken["embed_tokens.weight"][[theirs[token] for token in common]]
-    model.model.load_state_dict({**taken, "embed_tokens.weight": vectors})
+def look_back(model: Qwen2ForCausalLM, heads: int) -> None:
+    """The n-th head of the first layer begins by looking n tokens back, whatever stands there.
+
+    Who copies what followed a name must first know of each token what stands before it (Olsson et al., "In-context
+    Learning and Induction Heads", 2022). A bias of the keys points into RoPE's fastest planes, and that of a head's
+    queries into the same, turned back by its distance.
+    """
+    attention = model.model.layers[0].self_attn
+    half = attention.head_dim // 2
+    angles = model.config.rope_parameters["rope_theta"] ** -(torch.arange(_PLANES) / half)
+    keys, queries = (linear.bias.view(-1, 2, half) for linear in (attention.k_proj, attention.q_proj))
+    with torch.no_grad():
+        keys[:, 0, :_PLANES] = _LOOK
+        for back, query in enumerate(queries[:heads], start=1):
+            query[0, :_PLANES] = _LOOK * torch.cos(back * angles)
+            query[1, :_PLANES] = -_LOOK * torch.sin(back * angles)
 
 
 def as_segment(one: Demonstration, renderer: Renderer) -> Segment:

@@ -23,16 +23,18 @@ def play(
     task: str,
     ahead: int = 0,
     memories: Sequence[int] = (0, 1, 1, 1, 2),
+    often: Sequence[str] = (),
 ) -> Iterator[Demonstration]:
     """So many turns, each with the prompt that a window memory of one of `memories` turns shows, drawn for each level.
 
     `environment` has `expert` and `thought`; `cue` is the answer format. A level is left after `length` turns: many
     levels teach how to read. Up to `ahead` moves of the expert, which nobody sees, come before: whoever guesses much
     would seldom show how a long level ends. `guesses` tells how often a random action is shown instead of the
-    expert's, which it is given.
+    expert's, which it is given; those in `often` come four times as often as the others.
     """
     parser = ThinkAct(environment.actions, environment.default_action, cue=cue)
     luck = random.Random(derive("teacher", seed, task))
+    guessed = [*environment.actions, *(3 * [*often])]
     episode = made = 0
     while made < turns:
         seen, _ = environment.reset(seed=episode_seed("demo", seed, task, episode))
@@ -50,7 +52,7 @@ def play(
             observation = Observation(seen["text"], ask, seen["instructions"])
             thought = environment.thought()
             expert = environment.expert()
-            action = luck.choice(environment.actions) if luck.random() < guesses(expert) else expert
+            action = luck.choice(guessed) if luck.random() < guesses(expert) else expert
             reply = parser.format(thought, action)
             yield Demonstration(_window_messages(memory, past, observation), reply)
             made += 1

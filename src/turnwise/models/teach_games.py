@@ -24,6 +24,7 @@ _NOUNS = (
     *("coal", "cow", "diamond", "furnace", "grass", "iron", "lava", "path", "plant", "sand", "skeleton", "stone"),
     *("table", "tree", "water", "zombie", "box", "floor", "goal", "hole", "target"),
 )
+_SIMPLE = ("Move West", "Move East", "Move North", "Move South", "Do")  # of Crafter's actions
 _MOST, _ASKED, _FAR = 10, 5, 8  # things on a made-up map, questions about them, and steps to each side
 
 
@@ -36,6 +37,7 @@ class Lesson:
     length: int = 8  # turns of a level after which another is begun: many levels teach how to read
     ahead: int = 0  # moves of the expert, at most, before the first that is shown
     memories: tuple[int, ...] = (0, 0, 0, 0, 1)  # turns that prompts remember; the whole board is seen
+    often: tuple[str, ...] = ()  # actions that are guessed four times as often as others
 
 
 GAMES: Mapping[str, Callable[[], Any]] = {
@@ -56,11 +58,11 @@ class GamesTeacher:
 
     lessons: dict[str, Lesson] = field(
         default_factory=lambda: {
-            "goto_win-distr_obj": Lesson(0.9, turns=9_000, ahead=3),
+            "goto_win-distr_obj": Lesson(0.9, turns=10_000, ahead=3),
             "two_room-goto_win": Lesson(0.9, turns=3_000, ahead=10),
             "two_room-goto_win-distr_obj_rule": Lesson(0.9, turns=10_000, ahead=10),
             "two_room-maybe_break_stop-goto_win": Lesson(0.9, turns=7_000, ahead=20),
-            "crafter": Lesson(0.9, turns=7_000, length=300, memories=(0, 1, 1, 1, 2)),
+            "crafter": Lesson(0.9, turns=14_000, length=300, memories=(0, 1, 1, 1, 2), often=_SIMPLE),
             "sokoban": Lesson(0.8, turns=12_000, ahead=8),
             "frozenlake": Lesson(0.8, turns=7_000, ahead=3),
             "frozenlake-slippery": Lesson(0.8, turns=7_000, ahead=3),
@@ -77,7 +79,7 @@ class GamesTeacher:
     def _show(self, game: str, lesson: Lesson, seed: int) -> Iterator[Demonstration]:
         level, guesses = GAMES[game](), lesson.guesses
         shown = self.cue, lesson.turns, lesson.length, lambda _: guesses, seed, game, lesson.ahead, lesson.memories
-        return play(level, *shown)
+        return play(level, *shown, lesson.often)
 
 
 def made_up(seed: int) -> Iterator[Demonstration]:
