@@ -145,8 +145,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCa
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
     )
     model = Qwen2ForCausalLM(config)
+    layers: Any = model.model.layers
     with torch.no_grad():
-        for layer in model.model.layers:
+        for layer in layers:
             layer.self_attn.o_proj.weight *= recipe.quiet
             layer.mlp.down_proj.weight *= recipe.quiet
     if recipe.look_back:
@@ -161,9 +162,10 @@ def look_back(model: Qwen2ForCausalLM, heads: int) -> None:
     Learning and Induction Heads", 2022). A bias of the keys points into RoPE's fastest planes, and that of a head's
     queries into the same, turned back by its distance.
     """
-    attention = model.model.layers[0].self_attn
+    attention: Any = model.model.layers[0].self_attn
     half = attention.head_dim // 2
-    angles = model.config.rope_parameters["rope_theta"] ** -(torch.arange(_PLANES) / half)
+    config: Any = model.config
+    angles = config.rope_parameters["rope_theta"] ** -(torch.arange(_PLANES) / half)
     keys, queries = (linear.bias.view(-1, 2, half) for linear in (attention.k_proj, attention.q_proj))
     with torch.no_grad():
         keys[:, 0, :_PLANES] = _LOOK
