@@ -28,7 +28,7 @@ _ROOM = 64  # cache columns are added in such steps
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
 _ENDING = 4  # tokens of a text's end that are looked for in it
 _AHEAD = 4  # tokens that are guessed at a time, where few requests are under way:
-_TOGETHER = 64  # tokens in one pass beyond which a guess costs more than it wins
+_TOGETHER = 24  # tokens in one pass beyond which a guess costs more than it wins
 
 
 @dataclass
