@@ -359,8 +359,9 @@ def refused(capsys: Any, *arguments: str | Path) -> str:
     return error
 
 
-def test_a_model_is_not_taught_for_a_folder_that_cannot_be(capsys: Any) -> None:
-    assert "nothing can be written to /proc/version/model" in refused(capsys, "make-model", "/proc/version/model")
+@pytest.mark.parametrize("folder", ["/proc/version/model", "/proc/model"])  # below a file; where even root may not
+def test_a_model_is_not_taught_for_a_folder_that_cannot_be(folder: str, capsys: Any) -> None:
+    assert f"nothing can be written to {folder}" in refused(capsys, "make-model", folder)
 
 
 MISTAKES = {

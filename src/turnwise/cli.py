@@ -303,9 +303,11 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 def _refuse_unwritable(*files: Path | None) -> None:
     """Before anything is played, since what was played would be lost."""
-    for file in files:
-        folder = None if file is None else file.absolute().parent
-        if file is not None and folder is not None and (file.is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
+    from turnwise.run import is_writable
+
+    for file in filter(None, files):
+        folder = file.absolute().parent
+        if file.is_dir() or not folder.is_dir() or not is_writable(folder):
             raise ValueError(f"{file} cannot be written: name a file in a folder that exists")
 
 

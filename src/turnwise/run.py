@@ -1,8 +1,8 @@
 """The folder of a run: what was asked for, what happened, what is needed to go on."""
 
 import json
-import os
 import platform
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -98,4 +98,8 @@ class Run:
 def is_writable(folder: Path) -> bool:
     """Whether there is such a folder, or one can be made, and files in it."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    try:  # to root, permissions alone say yes everywhere
+        with tempfile.TemporaryFile(dir=there):
+            return True
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 
 from turnwise.config import ModelConfig
@@ -82,6 +83,8 @@ def test_heads_begin_by_looking_a_few_tokens_back():
     shares = model(ids, output_attentions=True).attentions[0]
     back = [shares[:, n].diagonal(-n - 1, 1, 2)[:, 6:].mean().item() for n in range(8)]
     assert min(back[:6]) > 0.8 and max(back[6:]) < 0.2
+    with pytest.raises(ValueError, match="look_back is 9, but a layer has 8 heads"):
+        make_model(tokenizer, replace(SMALL, width=256, heads=8, look_back=9))
 
 
 def test_layers_begin_by_adding_little_to_what_a_token_is():

@@ -36,7 +36,7 @@ class _Request:
     prompt: Sequence[int]
     sampling: Sampling
     done: asyncio.Future[Generation]
-    luck: np.ndarray  # one uniform number a token, [max_tokens]
+    luck: Sequence[float]  # one uniform number a token, [max_tokens]
     text: str  # prompt and reply with a character for each id, as Python finds strings in strings fast
     reply: Reply = field(default_factory=Reply)
 
@@ -81,7 +81,8 @@ class _Cache:
         self._clock = 0
         self._layers: list[Tensor] = []
         self._rows = self._columns = 0  # that the tensors must have
-        self._new: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # rows [R, 1] and columns [R, T]
+        self._positions = torch.empty(0)  # [R, T] of what is new
+        self._places = torch.empty(0)  # [R x T x 2 x heads] of its keys and values among all vectors of a layer
         self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
 
     def clear(self) -> None:
@@ -160,8 +161,7 @@ class _Cache:
         It is [R, 1, T, C] for so many columns, or all.
         """
         columns, stop = columns or self._columns, first + len(positions)
-        self._new = torch.arange(first, stop, device=self._device)[:, None], positions
-        self._seen = slice(first, stop), slice(columns)
+        self._positions, self._seen = positions, (slice(first, stop), slice(columns))
         return (torch.arange(columns, device=self._device) <= positions[:, :, None])[:, None]
 
     def grow(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -183,11 +183,17 @@ class _Cache:
 
         For the rows and columns that `extend` opened.
         """
-        (rows, columns), (span, width) = self._new, self._seen
         if layer == len(self._layers):
             self._layers.append(new.new_zeros((2, self._rows, new.shape[3], self._columns, new.shape[4])))
-        self._layers[layer][:, rows, :, columns] = new.to(self._layers[layer].dtype)
-        return self._layers[layer][:, span, :, width]
+        held, (span, width) = self._layers[layer], self._seen
+        if layer == 0:
+            self._places = self._places_in(held)
+        held.view(-1, held.shape[-1]).index_copy_(0, self._places, new.reshape(-1, held.shape[-1]).to(held.dtype))
+        return held[:, span, :, width]
+
+    def _places_in(self, layer: Tensor) -> Tensor:
+        starts = torch.arange(0, layer[..., 0].numel(), layer.shape[3], device=layer.device).view(layer.shape[:3])
+        return (starts[:, self._seen[0]].transpose(0, 1)[:, None] + self._positions[:, :, None, None]).flatten()
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, ...]:
         """Called by the attention of each layer of transformers with the new keys and values [R, heads, T, size]."""
@@ -246,7 +252,7 @@ class LocalEngine:
         self._waiting, self._running = [*self._running, *self._waiting], []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
-        luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens)
+        luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens).tolist()
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))
         if self._driver is None or self._driver.done():
@@ -342,17 +348,19 @@ class LocalEngine:
         """
         requests = self._running[first : first + len(guesses)]
         drawn = [(one, ahead) for one, guess in zip(requests, guesses, strict=True) for ahead in range(len(guess) + 1)]
-        luck = torch.tensor([one.luck[len(one.tokens) + ahead] for one, ahead in drawn], device=logits.device)
-        tokens, logprobs = sample(logits, [one.sampling for one, _ in drawn], luck)
-        sampled = zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        luck = [one.luck[len(one.tokens) + ahead] for one, ahead in drawn]
+        places = torch.tensor(luck, device=logits.device, dtype=torch.float64)
+        tokens, logprobs = sample(logits, [one.sampling for one, _ in drawn], places)
+        sampled, start = list(zip(tokens.tolist(), logprobs.tolist(), strict=True)), 0
         for row, (request, guess) in enumerate(zip(requests, guesses, strict=True), first):
-            wrong = len(guess)
-            for (token, logprob), guessed in zip(list(islice(sampled, wrong + 1)), [*guess, None], strict=True):
+            true = 0
+            for true, guessed in enumerate((*guess, None)):
+                token, logprob = sampled[start + true]
                 request.add(token, logprob, self.version)
                 if token != guessed or token in self._stop_ids:
                     break
-                wrong -= 1
-            self._cache.forget(row, wrong)
+            self._cache.forget(row, len(guess) - true)
+            start += len(guess) + 1
 
     def _finish(self, row: int) -> None:
         request = self._running[row]
@@ -374,7 +382,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def sample(logits: Tensor, sampling: list[Sampling], luck: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[Tensor, Tensor]:
     """One token a row [R] by inverting the cumulative distribution at `luck` [R] (uniform in [0, 1)).
 
     Also returns its log-prob [R] at the row's temperature under the whole distribution: what the trainer computes.

@@ -167,6 +167,8 @@ def look_back(model: Qwen2ForCausalLM, heads: int) -> None:
     config: Any = model.config
     angles = config.rope_parameters["rope_theta"] ** -(torch.arange(_PLANES) / half)
     keys, queries = (linear.bias.view(-1, 2, half) for linear in (attention.k_proj, attention.q_proj))
+    if heads > len(queries):
+        raise ValueError(f"look_back is {heads}, but a layer has {len(queries)} heads; take no more than those")
     with torch.no_grad():
         keys[:, 0, :_PLANES] = _LOOK
         for back, query in enumerate(queries[:heads], start=1):

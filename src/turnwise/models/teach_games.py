@@ -62,7 +62,7 @@ class GamesTeacher:
             "two_room-goto_win": Lesson(0.9, turns=3_000, ahead=10),
             "two_room-goto_win-distr_obj_rule": Lesson(0.9, turns=10_000, ahead=10),
             "two_room-maybe_break_stop-goto_win": Lesson(0.9, turns=7_000, ahead=20),
-            "crafter": Lesson(0.9, turns=14_000, length=300, memories=(0, 1, 1, 1, 2), often=_SIMPLE),
+            "crafter": Lesson(0.7, turns=14_000, length=300, memories=(0, 1, 1, 1, 2), often=_SIMPLE),
             "sokoban": Lesson(0.8, turns=12_000, ahead=8),
             "frozenlake": Lesson(0.8, turns=7_000, ahead=3),
             "frozenlake-slippery": Lesson(0.8, turns=7_000, ahead=3),
