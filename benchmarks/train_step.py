@@ -20,11 +20,13 @@ ROUNDS = 7
 CONTESTANTS = {
     "turnwise": Contestant(
         "workers.train_turnwise",
-        "trains all weights of the actor and of a separate critic, reads a frozen reference, bootstraps at the cut",
+        "trains all weights of the actor and of a separate critic, reads a frozen reference, bootstraps at the cut; "
+        "its allocator keeps freed memory, as its command line has it",
     ),
     "turnwise_grpo": Contestant(
         "workers.train_turnwise",
-        "GRPO, as TRL: trains all weights of the actor, has no critic and no reference",
+        "GRPO, as TRL: trains all weights of the actor, has no critic and no reference; its allocator keeps freed "
+        "memory, as its command line has it",
         arguments=("--grpo",),
     ),
     "naive": Contestant("naive", "as Turnwise, but without the bootstrap; reads old log-probs anew"),

@@ -297,7 +297,10 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("advantage: {use: dual_gae, step_gamma: 1.5}", ["advantage.step_gamma is 1.5", "between 0 and 1"]),
         ("advantage: {use: gae, gama: 1}", ["unknown key advantage.gama", "did you mean 'gamma'"]),
         ("parser: {use: think_act, actions: [a]}", ["unknown key parser.actions", "cue"]),
-        ("memory: {use: 'turnwise.nowhere:Window'}", ["memory.use is 'turnwise.nowhere:Window'", "No module", "PYTHONPATH"]),
+        (
+            "memory: {use: 'turnwise.nowhere:Window'}",
+            ["memory.use is 'turnwise.nowhere:Window'", "No module", "PATH"],
+        ),
         ("memory: {use: 'turnwise.memory.window:Widow'}", ["memory.use", "has no Widow"]),
         # not a recipe at all
         ("update: [", ["maze.yaml", "not YAML", "line 1"]),

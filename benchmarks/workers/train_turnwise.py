@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 from benchmarks.workers.serve import Job, Line, reward
+from turnwise.allocator import keep_freed_memory
 from turnwise.batch import pack
 from turnwise.engines.local import LocalEngine
 from turnwise.models import arithmetic, open_model
@@ -27,6 +28,7 @@ GRPO = {
 
 
 def main() -> None:
+    keep_freed_memory()  # as the command line does
     line = Line()
     job = line.job
     grpo = "--grpo" in sys.argv

@@ -1,7 +1,6 @@
 """The command line: train, eval, compare, probe, make-model."""
 
 import argparse
-import ctypes
 import io
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise import __version__
+from turnwise.allocator import keep_freed_memory
 from turnwise.config import Config
 from turnwise.recipe import dump_config, load_config
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # models may say what a terminal has no letters for
     arguments = _parse(argv)
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         return arguments.command(arguments)
     except (ValueError, FloatingPointError) as error:
@@ -101,15 +101,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest:
         arguments.overrides += rest
     return arguments
-
-
-def _keep_freed_memory() -> None:
-    """Let the allocator of glibc keep what is freed: else each large tensor is cleared page by page by the system."""
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(mmap_threshold, 2**30)
 
 
 def _parser() -> argparse.ArgumentParser:

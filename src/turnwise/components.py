@@ -128,7 +128,7 @@ def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingP
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise ValueError(f"{key} is {dotted!r}, but {error}; install what is missing, or put it on PYTHONPATH") from error
+        raise ValueError(f"{key} is {dotted!r}, but {error}; install it, or put it on PYTHONPATH") from error
     except AttributeError as error:
         raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}") from error
 

@@ -137,8 +137,8 @@ def test_adapters_in_use_are_added_to_the_weights(targets):
 class Columns:
     """Stands in for the engine's cache; what it holds has a shape and no numbers."""
 
-    def keep(self, new: torch.Tensor, layer: int) -> torch.Tensor:
-        return new.permute(2, 0, 3, 1, 4).expand(-1, -1, -1, 64, -1)
+    def keep(self, new: torch.Tensor, layer: int, chosen: torch.Tensor | None) -> torch.Tensor:
+        return new.transpose(0, 1)[:, :, :, None].expand(-1, -1, -1, 64, -1)
 
 
 def test_a_pass_of_one_token_a_row_looks_at_no_numbers():

@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise.family import in_family, is_adapted, neighbours
+from turnwise.fused import padded
 
 _SMALL = 300_000_000  # parameters of a model on a processor up to which the copy of the weights costs little
+_RECUR = 64  # tokens up to which every number of them comes again and again
 _FEW = 8  # tokens of a row up to which attention is faster as two products
 
-Remember = Callable[[Tensor, int], Tensor]
-"""Keeps a layer's new keys and values [R, T, 2, groups, d]; returns all that are looked at, [2, R, groups, C, d]."""
+Remember = Callable[[Tensor, int, Tensor | None], Tensor]
+"""Keeps a layer's new keys and values [N, 2, groups, d], which stand at these places among R x T (None: at all).
+
+Returns all that are looked at, [2, R, groups, C, d].
+"""
 
 
 class _Linear:
@@ -35,14 +40,21 @@ class _Linear:
         if bf16:
             weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
         self._product = nn.functional.linear
-        if bf16 and weight.device.type == "cpu" and _can_pack():
+        self._packed = bf16 and weight.device.type == "cpu" and _can_pack()
+        if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # once, and not anew in every product
             self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
         self._weight, self._bias = weight, bias
 
     def __call__(self, given: Tensor) -> Tensor:
         """[N, out] of [N, in]"""
-        return self._product(given.to(self._weight.dtype), self._weight, self._bias)
+        count, kind = len(given), self._weight.dtype
+        if not self._packed or count <= _RECUR:
+            return self._product(given.to(kind), self._weight, self._bias)
+        # A processor prepares every new shape of a product anew, so only few are let occur.
+        filled = given.new_empty((padded(count), given.shape[1]), dtype=kind)
+        filled[:count], filled[count:] = given, 0
+        return self._product(filled, self._weight, self._bias)[:count]
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,6 @@ class Decoder:
         sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
         eps, self._device = config.rms_norm_eps, model.device
         self._floor = {size: torch.tensor((size * eps) ** 0.5, device=self._device) for size in sizes}  # of RMS norms
-        self._no_mask = torch.zeros(1, 1, 1, device=self._device)
         self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
         self.load()
 
@@ -137,14 +148,14 @@ class Decoder:
             ids, angles = ids.flatten()[new.places], angles[new.places]
         hidden = nn.functional.embedding(ids.flatten(), self._trunk.embed_tokens.weight)  # [N, D]
         for number, layer in enumerate(self._layers):
-            parts = new.rows(self._query_key_value(layer, self._unit(hidden), angles))
-            query, memory = parts.split((self._heads, 2 * self._groups), 2)
-            keys, values = remember(memory.unflatten(2, (2, -1)), number)
+            parts = self._query_key_value(layer, self._unit(hidden), angles)
+            query, memory = parts.split((self._heads, 2 * self._groups), 1)
+            keys, values = remember(memory.unflatten(1, (2, -1)), number, new.places)
             if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
-                rows = torch.arange(len(query), device=query.device)
-                query, hidden = query[rows, new.lasts, None], hidden[new.ends]
+                query, hidden = query[new.ends], hidden[new.ends]
                 new = new.last()
-            hidden = hidden + layer.out(new.flat(self._attention(query, keys, values, new.mask))).float()
+            found = self._attention(new.rows(query), keys, values, new.mask)
+            hidden = hidden + layer.out(new.flat(found)).float()
             gate, up = layer.gate_up(self._unit(hidden)).chunk(2, -1)
             hidden = hidden + layer.down(nn.functional.silu(gate) * up).float()  # adding two types takes longer
         return self._head(self._unit(hidden)).float()
@@ -172,18 +183,20 @@ class Decoder:
         rows, times, heads, size = query.shape
         repeat = heads // self._groups
         if times > _FEW:
-            query, keys, values = query.transpose(1, 2), *(x.repeat_interleave(repeat, 1) for x in (keys, values))
+            query, alike = query.transpose(1, 2), query.is_cuda  # whose fast kernels want as many keys as queries
+            if alike:
+                keys, values = (x.repeat_interleave(repeat, 1) for x in (keys, values))
             if self._bf16 and query.is_cuda:  # a processor computes it in fp32, where bf16 is not always faster
                 query, keys, values = (x.bfloat16() for x in (query, keys, values))
                 mask = None if mask is None else mask.bfloat16()
-            attention = nn.functional.scaled_dot_product_attention
-            return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
+            options: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": not alike}
+            return nn.functional.scaled_dot_product_attention(query, keys, values, **options).transpose(1, 2)
         query = query.unflatten(2, (self._groups, repeat)).transpose(1, 2).reshape(-1, times * repeat, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        scores = torch.baddbmm(self._no_mask, query, keys.mT, alpha=size**-0.5)
-        if mask is not None:
-            scores.view(rows, self._groups, times, repeat, -1).add_(mask[:, :, :, None])
-        found = torch.bmm(scores.softmax(-1), values)
+        assert mask is not None
+        scores = torch.bmm(query, keys.mT).view(rows, self._groups, times, repeat, -1)
+        scores = torch.add(mask[:, :, :, None], scores, alpha=size**-0.5)
+        found = torch.bmm(scores.softmax(-1).view(len(query), times * repeat, -1), values)
         return found.view(rows, self._groups, times, repeat, size).transpose(1, 2)
 
     def _unit(self, given: Tensor) -> Tensor:
@@ -222,7 +235,7 @@ def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
 
 def _additive(mask: Tensor) -> Tensor:
     """What attention adds to its scores: minus infinity where a mask is false, else zero."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    return torch.where(mask, 0.0, -torch.inf)
 
 
 def _weight(part: Any) -> Tensor:

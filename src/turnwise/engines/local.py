@@ -1,7 +1,7 @@
 """Samples in this process, by the module that is trained or, of the families that we know, by a copy of its weights.
 
-A request joins as soon as it arrives and leaves when it is done, so nobody waits for the longest reply. All
-requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
+A request joins soon after it arrives, since prompts are read a few at a time, and leaves when it is done, so nobody
+waits for the longest reply. All requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
 stay the same: of a prompt that begins like an earlier one, only the rest is read. Where few requests are under way,
 a pass reads guessed tokens too, and samples as many as come true; on a GPU it is recorded once instead, and replayed.
 """
@@ -27,8 +27,10 @@ from turnwise.types import Generation, Sampling
 _ROOM = 64  # cache columns are added in such steps
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
 _ENDING = 4  # tokens of a text's end that are looked for in it
+_PATIENCE = 8  # passes that a prompt waits at most, for others to be read with it
+_COMPANY = 3  # requests under way for each that waits, up to which prompts are read at once
 _AHEAD = 4  # tokens that are guessed at a time, where few requests are under way:
-_TOGETHER = 24  # tokens in one pass beyond which a guess costs more than it wins
+_TOGETHER = 64  # tokens in one pass beyond which a guess costs more than it wins
 
 
 @dataclass
@@ -82,7 +84,7 @@ class _Cache:
         self._layers: list[Tensor] = []
         self._rows = self._columns = 0  # that the tensors must have
         self._positions = torch.empty(0)  # [R, T] of what is new
-        self._places = torch.empty(0)  # [R x T x 2 x heads] of its keys and values among all vectors of a layer
+        self._places = torch.empty(0)  # [N x 2 x heads] of its keys and values among all vectors of a layer
         self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
 
     def clear(self) -> None:
@@ -178,26 +180,28 @@ class _Cache:
             held.append(token)
         return [*tokens, *[0] * (rows - len(tokens))], positions
 
-    def keep(self, new: Tensor, layer: int) -> Tensor:
-        """Keep a layer's new keys and values [R, T, 2, heads, size]; returns what is looked at [2, R, heads, C, size].
+    def keep(self, new: Tensor, layer: int, chosen: Tensor | None = None) -> Tensor:
+        """Keep a layer's new keys and values [N, 2, heads, size]; returns what is looked at [2, R, heads, C, size].
 
-        For the rows and columns that `extend` opened.
+        They are of all the R x T tokens that `extend` opened columns for, or of the chosen ones [N] among them.
         """
         if layer == len(self._layers):
-            self._layers.append(new.new_zeros((2, self._rows, new.shape[3], self._columns, new.shape[4])))
+            self._layers.append(new.new_zeros((2, self._rows, new.shape[2], self._columns, new.shape[3])))
         held, (span, width) = self._layers[layer], self._seen
         if layer == 0:
-            self._places = self._places_in(held)
+            places = self._places_in(held)
+            self._places = (places if chosen is None else places[chosen]).flatten()
         held.view(-1, held.shape[-1]).index_copy_(0, self._places, new.reshape(-1, held.shape[-1]).to(held.dtype))
         return held[:, span, :, width]
 
     def _places_in(self, layer: Tensor) -> Tensor:
+        """[R x T, 2, heads] where among the vectors of a layer what is new is kept."""
         starts = torch.arange(0, layer[..., 0].numel(), layer.shape[3], device=layer.device).view(layer.shape[:3])
-        return (starts[:, self._seen[0]].transpose(0, 1)[:, None] + self._positions[:, :, None, None]).flatten()
+        return (starts[:, self._seen[0]].transpose(0, 1)[:, None] + self._positions[:, :, None, None]).flatten(0, 1)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, ...]:
         """Called by the attention of each layer of transformers with the new keys and values [R, heads, T, size]."""
-        return self.keep(torch.stack([keys, values], 1).permute(0, 3, 1, 2, 4), layer).unbind()
+        return self.keep(torch.stack([keys, values], 1).permute(0, 3, 1, 2, 4).flatten(0, 1), layer).unbind()
 
     def _fit(self) -> None:
         """Make the tensors large enough, with zeros: the unwritten is read under a mask, and 0 x NaN is NaN."""
@@ -235,6 +239,7 @@ class LocalEngine:
         self._precision = precision if self._decoder is None else nullcontext()
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
+        self._waited = 0  # passes since somebody began to wait
         self._cache = _Cache(model.device)
         known = inspect.signature(type(model.get_decoder()).forward).parameters
         self._cache_named = "cache" if "cache" in known else "past_key_values"  # as older transformers have it
@@ -287,16 +292,23 @@ class LocalEngine:
             new = [[*request.tokens[-1:], *guess] for request, guess in zip(self._running, guesses, strict=True)]
             self._sample(0, guesses, self._read(0, new, every=True))
         if self._waiting:
-            longest = max(len(one.prompt) + one.sampling.max_tokens for one in self._waiting)
-            self._cache.reserve(len(self._running) + len(self._waiting), longest)
+            self._waited += 1
+            if len(self._running) <= _COMPANY * len(self._waiting) or self._waited > _PATIENCE:
+                self._begin()
+        for row in range(len(self._running) - 1, -1, -1):
+            self._finish(row)
+
+    def _begin(self) -> None:
+        """Read the prompts of all who wait, and sample their first tokens."""
+        self._waited = 0
+        longest = max(len(one.prompt) + one.sampling.max_tokens for one in self._waiting)
+        self._cache.reserve(len(self._running) + len(self._waiting), longest)
         while self._waiting:
             arrived, self._waiting = self._first_readers()
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
             prompts = [self._cache.admit(request.begun) for request in arrived]
             self._sample(first, [()] * len(arrived), self._read(first, prompts))
-        for row in range(len(self._running) - 1, -1, -1):
-            self._finish(row)
 
     def _first_readers(self) -> tuple[list[_Request], list[_Request]]:
         """Who reads a prompt now, and who waits until another has read what both begin with."""
@@ -389,25 +401,25 @@ def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[
     Logits are [R, V]. At temperature 0 the likeliest token is taken, and scored at temperature 1.
     """
     temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device)[:, None]
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    allowed = logprobs
+    shares = torch.softmax(logits / temperature, dim=-1)
+    allowed = shares
     if any(s.top_k or s.top_p < 1 for s in sampling):
-        allowed = torch.stack([_filter(row, s) for row, s in zip(logprobs, sampling, strict=True)])
-    cumulative = allowed.exp().cumsum(dim=-1, dtype=torch.float64)
+        allowed = torch.stack([_filter(row, s) for row, s in zip(shares, sampling, strict=True)])
+    cumulative = allowed.cumsum(dim=-1, dtype=torch.float64)
     target = luck.double()[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
     tokens = tokens.clamp_(max=logits.shape[-1] - 1)
     greedy = [row for row, s in enumerate(sampling) if s.temperature == 0]
     if greedy:
         tokens[greedy] = logits[greedy].argmax(dim=-1)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    return tokens, shares.gather(1, tokens[:, None])[:, 0].log()
 
 
-def _filter(logprobs: Tensor, sampling: Sampling) -> Tensor:
-    """Log-probs [V] with all but the top k, and all beyond the nucleus of mass top_p, at minus infinity."""
-    ranked, order = logprobs.sort(descending=True)
-    before = ranked.exp().cumsum(dim=-1) - ranked.exp()
+def _filter(shares: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities [V] with all but the top k, and all beyond the nucleus of mass top_p, at zero."""
+    ranked, order = shares.sort(descending=True)
+    before = ranked.cumsum(dim=-1) - ranked
     out = before >= sampling.top_p  # the first token that reaches the mass is kept
     if sampling.top_k:
         out[sampling.top_k :] = True
-    return logprobs.index_fill(0, order[out], -torch.inf)
+    return shares.index_fill(0, order[out], 0)
