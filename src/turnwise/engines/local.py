@@ -1,9 +1,10 @@
 """Samples in this process, by the module that is trained or, of the families that we know, by a copy of its weights.
 
 A request joins soon after it arrives, since prompts are read a few at a time, and leaves when it is done, so nobody
-waits for the longest reply. All requests under way share each forward pass. What they leave behind in the key/value cache is kept while the weights
-stay the same: of a prompt that begins like an earlier one, only the rest is read. Where few requests are under way,
-a pass reads guessed tokens too, and samples as many as come true; on a GPU it is recorded once instead, and replayed.
+waits for the longest reply. All requests under way share each forward pass. What they leave behind in the key/value
+cache is kept while the weights stay the same: of a prompt that begins like an earlier one, only the rest is read. A
+pass reads guessed tokens too, where they cost less than they win, and samples as many as come true; on a GPU it is
+recorded once instead, and replayed.
 """
 
 import asyncio
