@@ -570,6 +570,14 @@ def test_the_expert_always_wins_in_few_steps(task):
         assert len(actions) <= (10 if "goto" in task and "break" not in task else 20 if "goto" in task else 45)
 
 
+def test_the_expert_wins_a_level_of_which_it_must_look_at_hundreds_of_worlds():
+    env = BabaIsAI("two_room-make_win-distr_win_rule")
+    env.reset(seed=292967340644957500)
+    assert solve(env.world) is None
+    won, actions = play(env, 292967340644957500)
+    assert won and len(actions) < 40
+
+
 def fewest(world: World, most: int) -> int:
     """The length of the shortest way to win, by trying all."""
     seen, queue = {world.cells}, deque([(world, 0)])

@@ -183,14 +183,12 @@ class Decoder:
         rows, times, heads, size = query.shape
         repeat = heads // self._groups
         if times > _FEW:
-            query, alike = query.transpose(1, 2), query.is_cuda  # whose fast kernels want as many keys as queries
-            if alike:
-                keys, values = (x.repeat_interleave(repeat, 1) for x in (keys, values))
+            query, keys, values = query.transpose(1, 2), *(x.repeat_interleave(repeat, 1) for x in (keys, values))
             if self._bf16 and query.is_cuda:  # a processor computes it in fp32, where bf16 is not always faster
                 query, keys, values = (x.bfloat16() for x in (query, keys, values))
                 mask = None if mask is None else mask.bfloat16()
-            options: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": not alike}
-            return nn.functional.scaled_dot_product_attention(query, keys, values, **options).transpose(1, 2)
+            attention = nn.functional.scaled_dot_product_attention
+            return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
         query = query.unflatten(2, (self._groups, repeat)).transpose(1, 2).reshape(-1, times * repeat, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         assert mask is not None

@@ -189,7 +189,7 @@ class _Cache:
         if layer == len(self._layers):
             self._layers.append(new.new_zeros((2, self._rows, new.shape[2], self._columns, new.shape[3])))
         held, (span, width) = self._layers[layer], self._seen
-        if layer == 0:
+        if layer == 0 or held.shape != self._layers[layer - 1].shape:
             places = self._places_in(held)
             self._places = (places if chosen is None else places[chosen]).flatten()
         held.view(-1, held.shape[-1]).index_copy_(0, self._places, new.reshape(-1, held.shape[-1]).to(held.dtype))

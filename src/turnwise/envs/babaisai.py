@@ -28,7 +28,7 @@ from gymnasium import spaces
 from turnwise.envs import baba_tiles
 from turnwise.envs.baba_levels import SPLITS, TASKS, draw
 from turnwise.envs.baba_rules import ACTIONS, PROPERTIES, Rule, Thing, World, step
-from turnwise.envs.baba_solver import solve
+from turnwise.envs.baba_solver import AS_DRAWN, PLAYED_ON, solve
 from turnwise.envs.phrases import Phrases, one_of
 
 LIMIT = 100  # steps
@@ -201,7 +201,7 @@ class BabaIsAI(gymnasium.Env[dict[str, Any], str]):
         """The next action on a way to win from here; idle if none is known."""
         if self.world not in self._plan:
             world, self._plan = self.world, {self.world: self.default_action}
-            for action in solve(world) or ():
+            for action in solve(world, AS_DRAWN if world == self._level else PLAYED_ON) or ():
                 self._plan[world] = action
                 world, _ = step(world, action)
         return self._plan[self.world]
