@@ -26,7 +26,7 @@ ORDER = [
     *("batch", "lanes", "family", "kernels", "fused", "flash", "attention", "trunk"),
     *("lora", "policy", "loss", "advantages", "update"),
     *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run"),
-    *("terminal", "panel", "view", "trackers"),
+    *("allocator", "terminal", "panel", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators

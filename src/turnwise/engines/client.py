@@ -171,8 +171,7 @@ class LLMServerClient:
         async for piece in pieces:
             if attempt.era != self._era:
                 return None
-            for token, logprob in zip(piece.token_ids, piece.logprobs, strict=True):
-                reply.add(token, logprob, attempt.version)
+            reply.add(piece.token_ids, piece.logprobs, attempt.version)
             self.counters[server.name].tokens += len(piece.token_ids)
             if piece.finish_reason is not None:
                 self._router.succeeded(server.name)

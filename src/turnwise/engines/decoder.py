@@ -19,6 +19,7 @@ from turnwise.fused import padded
 _SMALL = 300_000_000  # parameters of a model on a processor up to which the copy of the weights costs little
 _RECUR = 64  # tokens up to which every number of them comes again and again
 _FEW = 8  # tokens of a row up to which attention is faster as two products
+_MANY = 8  # rows that are worth reading in two parts, so that less of them is padding
 
 Remember = Callable[[Tensor, int, Tensor | None], Tensor]
 """Keeps a layer's new keys and values [N, 2, groups, d], which stand at these places among R x T (None: at all).
@@ -77,6 +78,7 @@ class _New:
     lasts: Tensor  # [R] the column of the last of each row
     ends: Tensor  # [R] its place among the N
     mask: Tensor | None  # what attention adds to its scores, [R, 1, T, C]; None: the causal mask alone
+    parts: Sequence[tuple[slice, int, int]]  # rows of like length, and the T and C that are enough for them
 
     def rows(self, flat: Tensor) -> Tensor:
         """[R, T, heads, d] of [N, heads, d]."""
@@ -97,7 +99,7 @@ class _New:
             mask = _additive(columns <= self.lasts[:, None, None, None])
         else:
             mask = self.mask[every, :, self.lasts, None]
-        return _New(torch.Size((len(every), 1)), None, torch.zeros_like(self.lasts), every, mask)
+        return _New(torch.Size((len(every), 1)), None, torch.zeros_like(self.lasts), every, mask, ())
 
 
 class Decoder:
@@ -154,7 +156,8 @@ class Decoder:
             if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
                 query, hidden = query[new.ends], hidden[new.ends]
                 new = new.last()
-            found = self._attention(new.rows(query), keys, values, new.mask)
+            attention = self._of_prompts if new.shape[1] > _FEW else self._of_tokens
+            found = attention(new.rows(query), keys, values, new)
             hidden = hidden + layer.out(new.flat(found)).float()
             gate, up = layer.gate_up(self._unit(hidden)).chunk(2, -1)
             hidden = hidden + layer.down(nn.functional.silu(gate) * up).float()  # adding two types takes longer
@@ -178,24 +181,31 @@ class Decoder:
         torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(angles)
         return parts
 
-    def _attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """As many rows as there are queries [R, T, heads, d], over keys and values [R, groups, C, d]."""
+    def _of_prompts(self, query: Tensor, keys: Tensor, values: Tensor, new: _New) -> Tensor:
+        """Attention of queries [R, T, heads, d] over keys and values [R, groups, C, d], as [R, T, heads, d]."""
+        found, repeat = torch.empty_like(query), self._heads // self._groups
+        for rows, times, columns in new.parts:
+            q, k, v = query[rows, :times].transpose(1, 2), keys[rows, :, :columns], values[rows, :, :columns]
+            k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+            mask = None if new.mask is None else new.mask[rows, :, :times, :columns]
+            if self._bf16 and query.is_cuda:  # a processor computes it in fp32, where bf16 is not always faster
+                q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+                mask = None if mask is None else mask.bfloat16()
+            attention = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+            found[rows, :times] = attention.transpose(1, 2)
+        return found
+
+    def _of_tokens(self, query: Tensor, keys: Tensor, values: Tensor, new: _New) -> Tensor:
+        """The same for a few tokens a row, where two products are faster."""
         rows, times, heads, size = query.shape
         repeat = heads // self._groups
-        if times > _FEW:
-            query, keys, values = query.transpose(1, 2), *(x.repeat_interleave(repeat, 1) for x in (keys, values))
-            if self._bf16 and query.is_cuda:  # a processor computes it in fp32, where bf16 is not always faster
-                query, keys, values = (x.bfloat16() for x in (query, keys, values))
-                mask = None if mask is None else mask.bfloat16()
-            attention = nn.functional.scaled_dot_product_attention
-            return attention(query, keys, values, attn_mask=mask, is_causal=mask is None).transpose(1, 2)
         query = query.unflatten(2, (self._groups, repeat)).transpose(1, 2).reshape(-1, times * repeat, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        assert mask is not None
+        assert new.mask is not None
         scores = torch.bmm(query, keys.mT).view(rows, self._groups, times, repeat, -1)
-        scores = torch.add(mask[:, :, :, None], scores, alpha=size**-0.5)
+        scores = torch.add(new.mask[:, :, :, None], scores, alpha=size**-0.5)
         found = torch.bmm(scores.softmax(-1).view(len(query), times * repeat, -1), values)
-        return found.view(rows, self._groups, times, repeat, size).transpose(1, 2)
+        return found.view(rows, self._groups, times, repeat, size).transpose(1, 2).flatten(2, 3)
 
     def _unit(self, given: Tensor) -> Tensor:
         """RMS norm, but for the weights and the square root of the width, which `_Linear` puts into what follows."""
@@ -222,13 +232,30 @@ class Decoder:
 
 def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
     (rows, times), device = positions.shape, positions.device
-    if times == 1:  # nothing here may depend on numbers on a GPU, as such passes are recorded
-        every = torch.arange(rows, device=device)
-        return _New(positions.shape, None, torch.zeros_like(every), every, _additive(mask))
-    used = torch.arange(times) <= lasts[:, None]
-    places, ends = used.flatten().nonzero()[:, 0].to(device), (used.sum(1).cumsum(0) - 1).to(device)
+    if times == 1 or int(lasts.min()) == times - 1:  # on a GPU passes of one token are recorded: no number is looked at
+        places, ends = None, torch.arange(times - 1, rows * times, times, device=device)
+        lasts = torch.full_like(ends, times - 1)
+    else:
+        used = torch.arange(times) <= lasts[:, None]
+        places, ends = used.flatten().nonzero()[:, 0].to(device), (used.sum(1).cumsum(0) - 1).to(device)
     some = _additive(mask) if times <= _FEW or positions[:, 0].any() else None
-    return _New(positions.shape, None if len(places) == rows * times else places, lasts.to(device), ends, some)
+    halves = device.type == "cpu" and times > _FEW
+    parts = _parts(positions, lasts) if halves else [(slice(rows), times, mask.shape[-1])]
+    return _New(positions.shape, places, lasts.to(device), ends, some, parts)
+
+
+def _parts(positions: Tensor, lasts: Tensor) -> list[tuple[slice, int, int]]:
+    """Halves of the rows, where there are many, with the most new tokens and the most columns of each."""
+    half = -(-len(lasts) // 2) if len(lasts) >= _MANY else len(lasts)
+    reach = positions[:, 0] + lasts
+    return [
+        (
+            slice(start, start + half),
+            1 + int(lasts[start : start + half].max()),
+            1 + int(reach[start : start + half].max()),
+        )
+        for start in range(0, len(lasts), half)
+    ]
 
 
 def _additive(mask: Tensor) -> Tensor:

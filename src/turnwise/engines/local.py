@@ -52,9 +52,9 @@ class _Request:
         """What is to be read before the next token."""
         return [*self.prompt, *self.tokens]
 
-    def add(self, token: int, logprob: float, version: int) -> None:
-        self.reply.add(token, logprob, version)
-        self.text += chr(token)
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        self.reply.add(tokens, logprobs, version)
+        self.text += "".join(map(chr, tokens))
 
     def guess(self, room: int) -> list[int]:
         """At most so many next tokens: what followed where the text last read as it ends now, and so on in a circle.
@@ -306,6 +306,7 @@ class LocalEngine:
         self._cache.reserve(len(self._running) + len(self._waiting), longest)
         while self._waiting:
             arrived, self._waiting = self._first_readers()
+            arrived.sort(key=lambda one: len(one.begun))  # those of like length are read together
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
             prompts = [self._cache.admit(request.begun) for request in arrived]
@@ -363,17 +364,18 @@ class LocalEngine:
         drawn = [(one, ahead) for one, guess in zip(requests, guesses, strict=True) for ahead in range(len(guess) + 1)]
         luck = [one.luck[len(one.tokens) + ahead] for one, ahead in drawn]
         places = torch.tensor(luck, device=logits.device, dtype=torch.float64)
-        tokens, logprobs = sample(logits, [one.sampling for one, _ in drawn], places)
-        sampled, start = list(zip(tokens.tolist(), logprobs.tolist(), strict=True)), 0
+        tokens, logprobs = map(Tensor.tolist, sample(logits, [one.sampling for one, _ in drawn], places))
+        start = 0
         for row, (request, guess) in enumerate(zip(requests, guesses, strict=True), first):
-            true = 0
-            for true, guessed in enumerate((*guess, None)):
-                token, logprob = sampled[start + true]
-                request.add(token, logprob, self.version)
-                if token != guessed or token in self._stop_ids:
+            stop = start + 1
+            for guessed in guess:
+                if tokens[stop - 1] != guessed or guessed in self._stop_ids:
                     break
-            self._cache.forget(row, len(guess) - true)
-            start += len(guess) + 1
+                stop += 1
+            request.add(tokens[start:stop], logprobs[start:stop], self.version)
+            wrong = start + len(guess) + 1 - stop
+            self._cache.forget(row, wrong)
+            start = stop + wrong
 
     def _finish(self, row: int) -> None:
         request = self._running[row]
@@ -401,8 +403,10 @@ def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[
     Also returns its log-prob [R] at the row's temperature under the whole distribution: what the trainer computes.
     Logits are [R, V]. At temperature 0 the likeliest token is taken, and scored at temperature 1.
     """
-    temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device)[:, None]
-    shares = torch.softmax(logits / temperature, dim=-1)
+    temperatures = [s.temperature or 1.0 for s in sampling]
+    if set(temperatures) != {1.0}:
+        logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    shares = torch.softmax(logits, dim=-1)
     allowed = shares
     if any(s.top_k or s.top_p < 1 for s in sampling):
         allowed = torch.stack([_filter(row, s) for row, s in zip(shares, sampling, strict=True)])

@@ -1,5 +1,6 @@
 """A reply in the making, sampled by as many servers and versions of the weights as it takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turnwise.types import Finish, Generation
@@ -13,10 +14,10 @@ class Reply:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def add(self, token: int, logprob: float, version: int) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += [version] * len(tokens)
 
     def cut(self, length: int) -> None:
         """Forget what came after so many tokens."""
