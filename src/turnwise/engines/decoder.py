@@ -239,8 +239,8 @@ def _new(positions: Tensor, mask: Tensor, lasts: Tensor) -> _New:
         used = torch.arange(times) <= lasts[:, None]
         places, ends = used.flatten().nonzero()[:, 0].to(device), (used.sum(1).cumsum(0) - 1).to(device)
     some = _additive(mask) if times <= _FEW or positions[:, 0].any() else None
-    halves = device.type == "cpu" and times > _FEW
-    parts = _parts(positions, lasts) if halves else [(slice(rows), times, mask.shape[-1])]
+    apart = device.type == "cpu" and times > _FEW  # on a GPU the numbers would have to be waited for
+    parts = _parts(positions, lasts) if apart else [(slice(rows), times, mask.shape[-1])]
     return _New(positions.shape, places, lasts.to(device), ends, some, parts)
 
 
@@ -248,14 +248,8 @@ def _parts(positions: Tensor, lasts: Tensor) -> list[tuple[slice, int, int]]:
     """Halves of the rows, where there are many, with the most new tokens and the most columns of each."""
     half = -(-len(lasts) // 2) if len(lasts) >= _MANY else len(lasts)
     reach = positions[:, 0] + lasts
-    return [
-        (
-            slice(start, start + half),
-            1 + int(lasts[start : start + half].max()),
-            1 + int(reach[start : start + half].max()),
-        )
-        for start in range(0, len(lasts), half)
-    ]
+    halves = [slice(start, start + half) for start in range(0, len(lasts), half)]
+    return [(rows, 1 + int(lasts[rows].max()), 1 + int(reach[rows].max())) for rows in halves]
 
 
 def _additive(mask: Tensor) -> Tensor:

@@ -373,9 +373,8 @@ class LocalEngine:
                     break
                 stop += 1
             request.add(tokens[start:stop], logprobs[start:stop], self.version)
-            wrong = start + len(guess) + 1 - stop
-            self._cache.forget(row, wrong)
-            start = stop + wrong
+            start += len(guess) + 1
+            self._cache.forget(row, start - stop)
 
     def _finish(self, row: int) -> None:
         request = self._running[row]
