@@ -22,7 +22,7 @@ ORDER = [
     *("types", "failures", "groups", "seeds", "surrogates", "protocols", "parse", "memory"),
     *("components", "config", "recipe"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
-    *("chat_template", "history", "render", "tokencheck", "agents", "slot", "collector"),
+    *("chat_template", "history", "render", "tokencheck", "agents", "tally", "session", "slot", "collector"),
     *("batch", "lanes", "family", "kernels", "fused", "flash", "attention", "trunk"),
     *("lora", "policy", "loss", "advantages", "update"),
     *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run"),

@@ -8,7 +8,7 @@ from helpers import segment, turn
 from turnwise.batch import pack
 from turnwise.intervals import wilson
 from turnwise.metrics import RECENT, Recent, invalid_texts, measure, measure_credit, measure_groups
-from turnwise.slot import Tally
+from turnwise.tally import Tally
 from turnwise.update import Credit
 
 # -- how turns were played

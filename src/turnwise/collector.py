@@ -16,7 +16,8 @@ from turnwise.data import drawn
 from turnwise.groups import filter_groups
 from turnwise.protocols import Codec, Engine
 from turnwise.seeds import episode_seed
-from turnwise.slot import Slot, Tally
+from turnwise.slot import Slot
+from turnwise.tally import Tally
 from turnwise.types import Level, Segment
 
 _PATIENCE = 10  # batches in a row without a group that teaches

@@ -18,7 +18,8 @@ from turnwise.players import Model, Player
 from turnwise.players import open_player as open_player
 from turnwise.protocols import Codec, Engine
 from turnwise.seeds import episode_seed
-from turnwise.slot import Slot, Tally
+from turnwise.slot import Slot
+from turnwise.tally import Tally
 from turnwise.types import Level, Sample
 
 

@@ -10,7 +10,7 @@ from turnwise.batch import Batch
 from turnwise.groups import by_level, is_useless
 from turnwise.intervals import wilson
 from turnwise.loss import explained_variance
-from turnwise.slot import Tally
+from turnwise.tally import Tally
 from turnwise.types import Segment
 from turnwise.update import Credit
 

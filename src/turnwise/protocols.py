@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from turnwise.agents.shared import Shared
     from turnwise.batch import Estimate, Streams
     from turnwise.config import Config
-    from turnwise.slot import Tally
+    from turnwise.tally import Tally
     from turnwise.traces.entries import Entry
 
 Ask = Callable[[list[Message]], Awaitable[str]]

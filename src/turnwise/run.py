@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from turnwise import checkpoint
 from turnwise.config import Config
 from turnwise.recipe import differences, dump_config
-from turnwise.slot import Transcript
+from turnwise.tally import Transcript
 from turnwise.types import Segment
 
 _SEGMENTS = TypeAdapter(list[Segment])

@@ -5,10 +5,7 @@ the one to bootstrap from.
 """
 
 import asyncio
-import hashlib
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,9 +15,11 @@ from turnwise.agents import Agents
 from turnwise.agents.shared import Shared
 from turnwise.config import Config
 from turnwise.failures import EpisodeFailure, NeighbourFailure
-from turnwise.protocols import Agent, Codec, Engine, Note, Resumable, Setting
+from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive
-from turnwise.traces import Recording, Trace, no_span
+from turnwise.session import SlotSession
+from turnwise.tally import Tally, Transcript
+from turnwise.traces import Recording, Trace
 from turnwise.traces.recording import now
 from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn
 
@@ -39,30 +38,6 @@ class Episode:
     transcript: list[str] | None = None  # None: this episode is not kept
     recording: Recording | None = None  # None: this episode is not traced
     journal: list[tuple[str, Generation]] = field(default_factory=list)  # replies, each with its prompt's digest
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A whole episode as readable text."""
-
-    slot: int
-    episode: int
-    task: str
-    text: str
-
-
-@dataclass
-class Tally:
-    """What happened besides turns while a batch was collected."""
-
-    failures: int = 0  # of episodes
-    dropped_turns: int = 0  # of failed episodes: never trained on
-    shortened_prompts: int = 0  # turns whose prompt left out older turns
-    useless_groups: int = 0  # left out, since all their episodes returned the same
-    last_failure: str = ""
-    played: list[Segment] = field(default_factory=list)  # those of useless groups too
-    transcripts: list[Transcript] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -188,7 +163,7 @@ class Slot:
             raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
 
-    def _session(self) -> "_Session":
+    def _session(self) -> SlotSession:
         """A new one, or for an agent that cannot say where it stands one that knows the replies it got."""
         known, episode = self.episode.journal, self.episode
         if known:
@@ -197,7 +172,7 @@ class Slot:
             self.episode = Episode(
                 episode.number, episode.seed, begun=True, sampled=sampled, transcript=kept, recording=recording
             )
-        return _Session(self, known)
+        return SlotSession(self, known)
 
     async def generate(self, prompt: tuple[int, ...]) -> Generation:
         """Sample a reply, as soon as the batch has room for it."""
@@ -322,95 +297,3 @@ class Slot:
             return True
         self.episode = Episode(self.episode.number)
         return False
-
-
-class _Session:
-    """An episode as its agent sees it, on top of the slot."""
-
-    def __init__(self, slot: Slot, known: Sequence[tuple[str, Generation]]):
-        """`known` are the replies that the episode got before it was interrupted: it gets them again."""
-        self._slot = slot
-        self._journals = not isinstance(slot.agent, Resumable)
-        self._known: dict[str, deque[Generation]] = {}
-        for digest, generation in known:
-            self._known.setdefault(digest, deque()).append(generation)
-        self._left = len(known)
-        self._old: list[Generation] = []  # known replies whose turns an earlier batch had
-        self._old_turns: set[int] = set()
-
-    @property
-    def name(self) -> str:
-        return self._slot.name
-
-    @property
-    def seed(self) -> int:
-        return self._slot.episode.seed
-
-    @property
-    def sample(self) -> Sample | None:
-        return self._slot.sample
-
-    @property
-    def turns(self) -> int:
-        return self._slot.episode.turns
-
-    @property
-    def tally(self) -> Tally:
-        return self._slot.tally
-
-    async def generate(self, prompt_ids: Sequence[int]) -> Generation:
-        prompt = tuple(prompt_ids)
-        if not self._journals:
-            return await self._slot.generate(prompt)
-        digest = _digest(prompt)
-        generation = self._replay(digest) if self._left else await self._slot.generate(prompt)
-        self._slot.episode.journal.append((digest, generation))
-        return generation
-
-    def _replay(self, digest: str) -> Generation:
-        known = self._known.get(digest)
-        if not known:
-            raise EpisodeFailure("the agent asked otherwise than before the interruption; its episode is given up")
-        generation = known.popleft()
-        self._left -= 1
-        self._old.append(generation)
-        return generation
-
-    def record(self, turn: Turn) -> None:
-        episode = self._slot.episode
-        old = any(turn.generation is one for one in self._old)
-        if not old:
-            self._slot.record(turn)
-        elif not turn.of_memory:
-            self._old_turns.add(episode.turns)
-        episode.turns += not turn.of_memory
-        episode.episode_return += turn.reward
-
-    def reward(self, amount: float, turn: int | None = None) -> None:
-        episode = self._slot.episode
-        number = episode.turns - 1 if turn is None else turn
-        if not amount:
-            return
-        if not 0 <= number < episode.turns:
-            raise EpisodeFailure(f"{self.name} has no turn {number} to reward: there were {episode.turns} so far")
-        if number not in self._old_turns:
-            self._slot.reward(amount, number)
-        episode.episode_return += amount
-
-    def count(self, name: str, amount: float = 1.0) -> None:
-        figures = self._slot.episode.figures
-        figures[name] = figures.get(name, 0.0) + amount
-
-    def write(self, text: str) -> None:
-        if self._slot.episode.transcript is not None:
-            self._slot.episode.transcript.append(text)
-
-    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
-        recording = self._slot.episode.recording
-        if recording is None or self._left or self.turns - 1 in self._old_turns:  # what happens again has been recorded
-            return no_span(kind, name, inputs)
-        return recording.span(kind, name, inputs)
-
-
-def _digest(prompt: Sequence[int]) -> str:
-    return hashlib.blake2b(" ".join(map(str, prompt)).encode(), digest_size=12).hexdigest()

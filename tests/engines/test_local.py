@@ -18,7 +18,8 @@ from turnwise.batch import pack
 from turnwise.collector import Collector
 from turnwise.engines import local, replay
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.local import LocalEngine, sample
+from turnwise.engines.local import LocalEngine
+from turnwise.engines.sampler import sample
 from turnwise.policy import Policy
 from turnwise.render import Renderer
 from turnwise.types import Generation, Sampling, Segment

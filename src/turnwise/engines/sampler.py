@@ -1,0 +1,41 @@
+"""One token a row from logits, and its log-prob."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from turnwise.types import Sampling
+
+
+def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row [R] by inverting the cumulative distribution at `luck` [R] (uniform in [0, 1)).
+
+    Also returns its log-prob [R] at the row's temperature under the whole distribution: what the trainer computes.
+    Logits are [R, V]. At temperature 0 the likeliest token is taken, and scored at temperature 1.
+    """
+    temperatures = [s.temperature or 1.0 for s in sampling]
+    if set(temperatures) != {1.0}:
+        logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    shares = torch.softmax(logits, dim=-1)
+    allowed = shares
+    if any(s.top_k or s.top_p < 1 for s in sampling):
+        allowed = torch.stack([_filter(row, s) for row, s in zip(shares, sampling, strict=True)])
+    cumulative = allowed.cumsum(dim=-1, dtype=torch.float64)
+    target = luck.double()[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    tokens = tokens.clamp_(max=logits.shape[-1] - 1)
+    greedy = [row for row, s in enumerate(sampling) if s.temperature == 0]
+    if greedy:
+        tokens[greedy] = logits[greedy].argmax(dim=-1)
+    return tokens, shares.gather(1, tokens[:, None])[:, 0].log()
+
+
+def _filter(shares: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities [V] with all but the top k, and all beyond the nucleus of mass top_p, at zero."""
+    ranked, order = shares.sort(descending=True)
+    before = ranked.cumsum(dim=-1) - ranked
+    out = before >= sampling.top_p  # the first token that reaches the mass is kept
+    if sampling.top_k:
+        out[sampling.top_k :] = True
+    return shares.index_fill(0, order[out], 0)

@@ -1,0 +1,110 @@
+"""An episode as its agent sees it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from turnwise.failures import EpisodeFailure
+from turnwise.protocols import Note, Resumable
+from turnwise.tally import Tally
+from turnwise.traces import no_span
+from turnwise.types import Generation, Sample, Turn
+
+if TYPE_CHECKING:
+    from turnwise.slot import Slot
+
+
+class SlotSession:
+    """An episode as its agent sees it, on top of the slot."""
+
+    def __init__(self, slot: Slot, known: Sequence[tuple[str, Generation]]):
+        """`known` are the replies that the episode got before it was interrupted: it gets them again."""
+        self._slot = slot
+        self._journals = not isinstance(slot.agent, Resumable)
+        self._known: dict[str, deque[Generation]] = {}
+        for digest, generation in known:
+            self._known.setdefault(digest, deque()).append(generation)
+        self._left = len(known)
+        self._old: list[Generation] = []  # known replies whose turns an earlier batch had
+        self._old_turns: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        return self._slot.name
+
+    @property
+    def seed(self) -> int:
+        return self._slot.episode.seed
+
+    @property
+    def sample(self) -> Sample | None:
+        return self._slot.sample
+
+    @property
+    def turns(self) -> int:
+        return self._slot.episode.turns
+
+    @property
+    def tally(self) -> Tally:
+        return self._slot.tally
+
+    async def generate(self, prompt_ids: Sequence[int]) -> Generation:
+        prompt = tuple(prompt_ids)
+        if not self._journals:
+            return await self._slot.generate(prompt)
+        digest = _digest(prompt)
+        generation = self._replay(digest) if self._left else await self._slot.generate(prompt)
+        self._slot.episode.journal.append((digest, generation))
+        return generation
+
+    def _replay(self, digest: str) -> Generation:
+        known = self._known.get(digest)
+        if not known:
+            raise EpisodeFailure("the agent asked otherwise than before the interruption; its episode is given up")
+        generation = known.popleft()
+        self._left -= 1
+        self._old.append(generation)
+        return generation
+
+    def record(self, turn: Turn) -> None:
+        episode = self._slot.episode
+        old = any(turn.generation is one for one in self._old)
+        if not old:
+            self._slot.record(turn)
+        elif not turn.of_memory:
+            self._old_turns.add(episode.turns)
+        episode.turns += not turn.of_memory
+        episode.episode_return += turn.reward
+
+    def reward(self, amount: float, turn: int | None = None) -> None:
+        episode = self._slot.episode
+        number = episode.turns - 1 if turn is None else turn
+        if not amount:
+            return
+        if not 0 <= number < episode.turns:
+            raise EpisodeFailure(f"{self.name} has no turn {number} to reward: there were {episode.turns} so far")
+        if number not in self._old_turns:
+            self._slot.reward(amount, number)
+        episode.episode_return += amount
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        figures = self._slot.episode.figures
+        figures[name] = figures.get(name, 0.0) + amount
+
+    def write(self, text: str) -> None:
+        if self._slot.episode.transcript is not None:
+            self._slot.episode.transcript.append(text)
+
+    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
+        recording = self._slot.episode.recording
+        if recording is None or self._left or self.turns - 1 in self._old_turns:  # what happens again has been recorded
+            return no_span(kind, name, inputs)
+        return recording.span(kind, name, inputs)
+
+
+def _digest(prompt: Sequence[int]) -> str:
+    return hashlib.blake2b(" ".join(map(str, prompt)).encode(), digest_size=12).hexdigest()
