@@ -29,7 +29,8 @@ class Endless(gymnasium.Env[Any, Any]):
         return self._observation(), {}
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(self.sleep_s)
+        if self.sleep_s:  # even no sleep at all takes some time
+            time.sleep(self.sleep_s)
         self.turn += 1
         return self._observation(), 0.0, False, self.turn == self.limit, {"success": False}
 

@@ -26,7 +26,7 @@ def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, w
     found = []
     parts = [x.split(cut) for x, cut in zip((query, key, value), (lengths[0], lengths[1], lengths[1]), strict=True)]
     for q, k, v in zip(*parts, strict=True):
-        seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+        seen = torch.ones(len(q), len(k), dtype=torch.bool, device=query.device).tril(len(k) - len(q))
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         row = nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=enable_gqa)
         found.append(row.transpose(0, 1))
@@ -39,18 +39,18 @@ class Stand:
     varlen_attn = staticmethod(varlen_attn)
 
 
+def stand_in_for_flash(monkeypatch, grouped: bool = True) -> None:
+    """Let the plain one above stand in; it takes keys with fewer heads, or does not know them."""
+    monkeypatch.setattr(flash, "varlen", Stand)
+    monkeypatch.setattr(flash, "_OPTIONS", {"scale", "window_size", *(["enable_gqa"] if grouped else [])})
+    monkeypatch.setattr(flash, "takes", lambda query: True)
+
+
 @pytest.fixture(params=[True, False], ids=["grouped", "repeated"])
 def standing_in(request, monkeypatch):
-    """A function that lets the plain one above stand in; it takes keys with fewer heads, or does not know them."""
+    """A function that lets it stand in from now on."""
     monkeypatch.setattr(fused, "can_read", lambda trunk: False)
-
-    def stand_in() -> None:
-        options = {"scale", "window_size", *(["enable_gqa"] if request.param else [])}
-        monkeypatch.setattr(flash, "varlen", Stand)
-        monkeypatch.setattr(flash, "_OPTIONS", options)
-        monkeypatch.setattr(flash, "takes", lambda query: True)
-
-    return stand_in
+    return lambda: stand_in_for_flash(monkeypatch, request.param)
 
 
 def read_and_learn(model, shared: int, lengths: list[int]) -> tuple[Tensor, list[Tensor]]:

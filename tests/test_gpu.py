@@ -1,0 +1,142 @@
+"""What runs on a GPU alone, on a stand-in: nothing is mixed, what is recorded asks for no numbers, all comes out."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from engines.test_decoder import model_of, sampled, surprise
+from gpu import CUDA, OnGPU, reads, standing_in
+from test_attention import LENGTHS, read_and_learn, stand_in_for_flash
+from test_cli import recipe  # noqa: F401  (a fixture)
+from test_trunk import llama
+from torch import Tensor
+
+from benchmarks import qwen3b
+from turnwise.config import Config
+from turnwise.engines import replay
+from turnwise.engines.local import LocalEngine
+from turnwise.family import FAMILY
+from turnwise.policy import Policy
+from turnwise.recipe import load_config
+from turnwise.train import Training, train
+from turnwise.trunk import prepare
+
+
+def record(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """As CUDA graphs do: what is found is always in the same place, and no number is asked for."""
+    found = compute()
+
+    def again() -> None:
+        asked = len(reads)
+        found.copy_(compute())
+        assert reads[asked:] == []
+
+    return again, found
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(replay, "record", record)
+    with standing_in(monkeypatch):
+        yield
+
+
+def test_it_refuses_what_a_gpu_refuses(gpu):
+    there, here = torch.arange(3.0, device="cuda"), torch.arange(3.0)
+    assert there.device == CUDA
+    for mixed in (lambda: there + here, lambda: torch.cat([here, there]), lambda: here[there > 1]):
+        with pytest.raises(RuntimeError, match="on the GPU"):
+            mixed()
+    assert (there + here.to(CUDA)).tolist() == [0, 2, 4]
+    assert (there[here > 1] + torch.tensor(1.0)).cpu().tolist() == [3]
+    there += 1
+    assert not isinstance(there.cpu(), OnGPU)
+    assert there.tolist() == [1, 2, 3]
+    assert reads
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_the_engine_samples_what_the_module_does(gpu, kind):
+    module = model_of(kind)
+    engine = LocalEngine(model_of(kind).to(CUDA), frozenset(), nullcontext())
+    assert engine._replays
+    for version in range(2):
+        engine.load({}, version)
+        assert surprise(module, sampled(engine)).max() < 1e-5
+
+
+def test_passes_of_one_token_are_recorded(gpu, monkeypatch):
+    passes: list[int] = []
+    monkeypatch.setattr(replay, "record", lambda compute: passes.append(1) or record(compute))
+    sampled(LocalEngine(model_of("qwen2").to(CUDA), frozenset(), nullcontext()))
+    assert 1 <= len(passes) <= 4  # for 8, 4, 2 rows and one, whatever is asked for
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("shared", [0, 20])
+@pytest.mark.parametrize("flash", [False, True], ids=["side by side", "behind one another"])
+def test_lines_are_read_as_on_the_processor(gpu, monkeypatch, flash, shared, lengths):
+    model = llama()
+    prepare(model)
+    expected, wanted = read_and_learn(model, shared, lengths)
+    if flash:
+        stand_in_for_flash(monkeypatch)
+    found, gradients = read_and_learn(model.to(CUDA), shared, lengths)
+    assert torch.allclose(found.cpu(), expected, atol=1e-5)
+    for one, other in zip(gradients, wanted, strict=True):
+        assert torch.allclose(one.cpu(), other, atol=1e-6 + 1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("way", ["full", "lora"])
+def test_a_step_of_the_3b_shape_changes_what_it_changes_on_the_processor(gpu, monkeypatch, way, checkpointing):
+    monkeypatch.setattr(qwen3b, "arithmetic", lambda *_: nullcontext())
+    size = qwen3b.SMALL
+    job, config = qwen3b.make_job(size), qwen3b.configure(way, size, 200, checkpointing)
+
+    def trained(device: torch.device) -> list[Tensor]:
+        policy = qwen3b.make_policy(config, size, device)
+        optimizers = qwen3b.Optimizers(policy, config.update)
+        engine = LocalEngine(policy.actor, frozenset(), nullcontext())
+        assert engine._replays == (device == CUDA)
+        for number in range(2):
+            assert qwen3b.step(config, job, policy, optimizers, engine, number)[2] < 1e-5
+        return [weight.detach().cpu() for weight in policy.trained_parameters()]
+
+    for one, other in zip(trained(CUDA), trained(torch.device("cpu")), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_run_goes_as_on_the_processor_and_can_be_resumed(gpu, monkeypatch, tmp_path, recipe):  # noqa: F811
+    kept = Policy.weights
+    # The stand-in's tensors have no address, by which transformers tells tied weights.
+    monkeypatch.setattr(Policy, "weights", lambda self: {name: one.cpu() for name, one in kept(self).items()})
+
+    def configured(name: str, device: str) -> Config:
+        return load_config(str(recipe), [f"run={tmp_path / name}", f"model.device={device}"])
+
+    assert train(configured("cpu", "cpu"))
+    assert train(configured("cuda", "cuda"))
+    cut = configured("cut", "cuda")
+    first = Training(cut, resume=False)
+    first.warm_up(Event())
+    first.step()
+    first.save()
+    first.collector.close()
+    assert train(cut, resume=True)
+    expected = figures(tmp_path / "cpu")
+    for name in ("cuda", "cut"):
+        found = figures(tmp_path / name)
+        assert [line.keys() for line in found] == [line.keys() for line in expected]
+        for line, wanted in zip(found, expected, strict=True):
+            assert line == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: x for name, x in line.items() if isinstance(x, float) and "time/" not in name} for line in lines]
