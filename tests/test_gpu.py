@@ -1,11 +1,8 @@
 """What runs on a GPU alone, on a stand-in: nothing is mixed, what is recorded asks for no numbers, all comes out."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ from engines.test_decoder import model_of, sampled, surprise
 from gpu import CUDA, OnGPU, reads, standing_in
 from test_attention import LENGTHS, read_and_learn, stand_in_for_flash
 from test_cli import recipe  # noqa: F401  (a fixture)
+from test_resume import figures
 from test_trunk import llama
 from torch import Tensor
 
@@ -129,14 +127,9 @@ def test_a_run_goes_as_on_the_processor_and_can_be_resumed(gpu, monkeypatch, tmp
     first.save()
     first.collector.close()
     assert train(cut, resume=True)
-    expected = figures(tmp_path / "cpu")
+    expected = [
+        {name: pytest.approx(x, rel=1e-3, abs=1e-5) if isinstance(x, float) else x for name, x in line.items()}
+        for line in figures(tmp_path / "cpu")
+    ]
     for name in ("cuda", "cut"):
-        found = figures(tmp_path / name)
-        assert [line.keys() for line in found] == [line.keys() for line in expected]
-        for line, wanted in zip(found, expected, strict=True):
-            assert line == pytest.approx(wanted, rel=1e-3, abs=1e-5)
-
-
-def figures(folder: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: x for name, x in line.items() if isinstance(x, float) and "time/" not in name} for line in lines]
+        assert figures(tmp_path / name) == expected
