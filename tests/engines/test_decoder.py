@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from turnwise.config import LoRAConfig
 from turnwise.engines import decoder
+from turnwise.engines.cache import Cache
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.family import FAMILY
@@ -134,23 +135,21 @@ def test_adapters_in_use_are_added_to_the_weights(targets):
     assert surprise(module, adapted).max() < 1e-5
 
 
-class Columns:
-    """Stands in for the engine's cache; what it holds has a shape and no numbers."""
-
-    def keep(self, new: torch.Tensor, layer: int, chosen: torch.Tensor | None) -> torch.Tensor:
-        return new.transpose(0, 1)[:, :, :, None].expand(-1, -1, -1, 64, -1)
-
-
 def test_a_pass_of_one_token_a_row_looks_at_no_numbers():
     """So that it can be recorded: tensors of shapes alone raise where somebody asks for a number."""
     model = model_of("qwen3").to("meta")
-    decoder = Decoder(model, bf16=True)
-    ids, mask = torch.zeros(3, 1, dtype=torch.long, device="meta"), torch.ones(3, 1, 1, 64, device="meta") > 0
+    decoder, kept = Decoder(model, bf16=True), Cache(model.device)
+
+    def read(count: int) -> torch.Tensor:
+        kept.reserve(3, 64)
+        ids = torch.zeros(3 * count, dtype=torch.long, device="meta")
+        kept.aim(0, ids, [count] * 3)
+        return decoder.logits(ids, ids, [count] * 3, kept, every=count == 1)
+
     with torch.inference_mode():
-        logits = decoder.logits(ids, ids, mask, torch.zeros(3), Columns().keep, every=True)
-    assert logits.shape == (3, 97)
-    with pytest.raises(RuntimeError):  # a prompt's may
-        decoder.logits(ids.expand(3, 9), ids.expand(3, 9), mask, torch.zeros(3), Columns().keep)
+        assert read(1).shape == (3, 97)
+        with pytest.raises(RuntimeError):  # a prompt's may
+            read(9)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

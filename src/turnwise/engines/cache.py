@@ -1,7 +1,9 @@
 """The keys and values that a model has left behind, kept while its weights stay the same."""
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +27,10 @@ class Cache:
         self._clock = 0
         self._layers: list[Tensor] = []
         self._rows = self._columns = 0  # that the tensors must have
-        self._positions = torch.empty(0)  # [R, T] of what is new
+        self.first = self.columns = 0  # row of those that are read now, and how many columns of them are looked at
+        self._positions = torch.empty(0)  # [N] of what is new
+        self._counts: Sequence[int] = ()  # [R] how many of each row are
         self._places = torch.empty(0)  # [N x 2 x heads] of its keys and values among all vectors of a layer
-        self._seen: tuple[slice, slice] = (slice(0), slice(0))  # rows and columns that are read now
 
     def clear(self) -> None:
         """Forget all tokens, and what was recorded of a model; keep the tensors."""
@@ -82,31 +85,23 @@ class Cache:
         self.busy -= 1
         self._swap(row, self.busy)
 
-    def extend(self, first: int, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Open columns for the next tokens of R rows from `first` on.
-
-        Returns their ids [R, T], padded on the right, their positions [R, T] and the attention mask [R, 1, T, C].
-        """
-        stop, width = first + len(tokens), max(map(len, tokens))
-        ids = torch.tensor([[*new, *[0] * (width - len(new))] for new in tokens], device=self._device)
-        starts = torch.tensor([len(held) for held in self._held[first:stop]], device=self._device)
-        positions = starts[:, None] + torch.arange(width, device=self._device)
-        columns = max(len(held) for held in self._held[first:stop]) + width
-        self._columns = max(self._columns, columns)
+    def extend(self, first: int, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Open columns for the next tokens of R rows from `first` on, N in all; returns their ids and positions [N]."""
+        rows = self._held[first : first + len(tokens)]
+        places = [range(len(held), len(held) + len(new)) for held, new in zip(rows, tokens, strict=True)]
+        self._columns = max(self._columns, *(reach.stop for reach in places))
         self._fit()
-        for held, new in zip(self._held[first:stop], tokens, strict=True):
+        for held, new in zip(rows, tokens, strict=True):
             held += new
-        # Padding leaves its keys behind a row's own, where no token looks before they are overwritten.
-        return ids, positions, self.aim(first, positions, columns)
+        both = np.array([list(chain(*tokens)), list(chain(*places))])  # faster than a tensor is made of lists
+        ids, positions = torch.as_tensor(both, device=self._device)
+        self.aim(first, positions, [len(new) for new in tokens], max(reach.stop for reach in places))
+        return ids, positions
 
-    def aim(self, first: int, positions: Tensor, columns: int | None = None) -> Tensor:
-        """Let new tokens be kept at positions [R, T] of the rows from `first` on; returns the mask of attention.
-
-        It is [R, 1, T, C] for so many columns, or all.
-        """
-        columns, stop = columns or self._columns, first + len(positions)
-        self._positions, self._seen = positions, (slice(first, stop), slice(columns))
-        return (torch.arange(columns, device=self._device) <= positions[:, :, None])[:, None]
+    def aim(self, first: int, positions: Tensor, counts: Sequence[int], columns: int | None = None) -> None:
+        """Let so many new tokens of each row from `first` on be kept at positions [N]; so many columns are looked at."""
+        self.first, self.columns = first, columns or self._columns
+        self._positions, self._counts = positions, counts
 
     def grow(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """Open a column for the next token of each busy row.
@@ -122,28 +117,33 @@ class Cache:
             held.append(token)
         return [*tokens, *[0] * (rows - len(tokens))], positions
 
-    def keep(self, new: Tensor, layer: int, chosen: Tensor | None = None) -> Tensor:
-        """Keep a layer's new keys and values [N, 2, heads, size]; returns what is looked at [2, R, heads, C, size].
-
-        They are of all the R x T tokens that `extend` opened columns for, or of the chosen ones [N] among them.
-        """
-        if layer == len(self._layers):
-            self._layers.append(new.new_zeros((2, self._rows, new.shape[2], self._columns, new.shape[3])))
-        held, (span, width) = self._layers[layer], self._seen
+    def keep(self, new: Tensor, layer: int) -> Tensor:
+        """Keep a layer's new keys and values [N, 2, heads, size]; returns what is looked at, [2, R, heads, C, size]."""
+        held = self.tensor(layer, new.shape[2], new)
         if layer == 0 or held.shape != self._layers[layer - 1].shape:
-            places = self._places_in(held)
-            self._places = (places if chosen is None else places[chosen]).flatten()
+            self._places = self._places_in(held).flatten()
         held.view(-1, held.shape[-1]).index_copy_(0, self._places, new.reshape(-1, held.shape[-1]).to(held.dtype))
-        return held[:, span, :, width]
+        return held[:, self.first : self.first + len(self._counts), :, : self.columns]
+
+    def tensor(self, layer: int, heads: int, like: Tensor) -> Tensor:
+        """All that is held of a layer [2, rows, heads, columns, size], in numbers of the kind and size of these."""
+        if layer == len(self._layers):
+            self._layers.append(like.new_zeros((2, self._rows, heads, self._columns, like.shape[-1])))
+        return self._layers[layer]
 
     def _places_in(self, layer: Tensor) -> Tensor:
-        """[R x T, 2, heads] where among the vectors of a layer what is new is kept."""
+        """[N, 2, heads] where among the vectors of a layer what is new is kept."""
         starts = torch.arange(0, layer[..., 0].numel(), layer.shape[3], device=layer.device).view(layer.shape[:3])
-        return (starts[:, self._seen[0]].transpose(0, 1)[:, None] + self._positions[:, :, None, None]).flatten(0, 1)
+        rows = starts[:, self.first : self.first + len(self._counts)].transpose(0, 1)
+        if len(self._positions) > len(rows):
+            rows = rows.repeat_interleave(torch.tensor(self._counts, device=layer.device), 0)
+        return rows + self._positions[:, None, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, ...]:
         """Called by the attention of each layer of transformers with the new keys and values [R, heads, T, size]."""
-        return self.keep(torch.stack([keys, values], 1).permute(0, 3, 1, 2, 4).flatten(0, 1), layer).unbind()
+        new = torch.stack([keys, values], 1).permute(0, 3, 1, 2, 4)
+        chosen = [part[:count] for part, count in zip(new, self._counts, strict=True)]
+        return self.keep(torch.cat(chosen), layer).unbind()
 
     def _fit(self) -> None:
         """Make the tensors large enough, with zeros: the unwritten is read under a mask, and 0 x NaN is NaN."""

@@ -17,6 +17,7 @@ from itertools import cycle, islice
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from turnwise.engines.cache import Cache
@@ -171,15 +172,15 @@ class LocalEngine:
 
         Returns the logits [R, V] after the last of each row, or [N, V] after every one.
         """
-        ids, positions, mask = self._cache.extend(first, tokens)
-        lasts = torch.tensor([len(new) - 1 for new in tokens])
+        ids, positions = self._cache.extend(first, tokens)
+        counts = [len(new) for new in tokens]
         if self._decoder is not None:
-            return self._decoder.logits(ids, positions, mask, lasts, self._cache.keep, every)
+            return self._decoder.logits(ids, positions, counts, self._cache, every)
+        ids, positions = (pad_sequence(flat.split(counts), batch_first=True) for flat in (ids, positions))
+        mask = (torch.arange(self._cache.columns, device=ids.device) <= positions[:, :, None])[:, None]
+        used = torch.arange(ids.shape[1]) < torch.tensor(counts)[:, None]
+        places = used.nonzero(as_tuple=True) if every else (torch.arange(len(counts)), used.sum(1) - 1)
         trunk = self.model.get_decoder()
-        places = torch.arange(len(tokens)), lasts
-        if every:
-            rows, columns = (torch.arange(ids.shape[1]) <= lasts[:, None]).nonzero(as_tuple=True)
-            places = rows, columns
         with nullcontext() if every else last_mlp_at(trunk, places):
             given = {"attention_mask": mask, "position_ids": positions, self._cache_named: self._cache}
             output = trunk(ids, **given, use_cache=True)
@@ -193,10 +194,11 @@ class LocalEngine:
         return self._cache.replays[len(ids)](ids, positions)[: len(tokens)]
 
     def _next(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The logits [R, V] after one more token [R, 1] of each of the first R rows."""
+        """The logits [R, V] after one more token [R] of each of the first R rows."""
         assert self._decoder is not None
-        mask = self._cache.aim(0, positions)
-        return self._decoder.logits(ids, positions, mask, torch.zeros(len(ids)), self._cache.keep, every=True)
+        counts = [1] * len(ids)
+        self._cache.aim(0, positions, counts)
+        return self._decoder.logits(ids, positions, counts, self._cache, every=True)
 
     def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: Tensor) -> None:
         """Sample what follows the last token of each row from `first` on, and its guesses as far as they come true.

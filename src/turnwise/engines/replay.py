@@ -20,13 +20,13 @@ class Replay:
         positions: Sequence[int],
         device: torch.device,
     ):
-        """`compute` takes ids and positions [R, 1], and may not look at numbers. It runs with these ones, [R] each."""
-        self._given = torch.tensor([ids, positions], device=device)[:, :, None]
+        """`compute` takes ids and positions [R], and may not look at numbers. It runs with these ones, [R] each."""
+        self._given = torch.tensor([ids, positions], device=device)
         self._run, self._found = record(partial(compute, *self._given))
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """What `compute` returns for these; the next call overwrites it."""
-        self._given.copy_(torch.tensor([ids, positions])[:, :, None])
+        self._given.copy_(torch.tensor([ids, positions]))
         self._run()
         return self._found
 

@@ -1,0 +1,101 @@
+"""Attention of a few tokens a row, in loops that numba compiles when they are first run and keeps for later processes.
+
+Products of PyTorch read all rows as far as the longest of them goes, and leave the scores in memory in between. These
+loops read each row once, as far as it goes.
+"""
+
+from typing import Any, TypeAlias
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Numbers: TypeAlias = NDArray[np.float32]
+Places: TypeAlias = NDArray[np.int64]
+
+numba.config.THREADING_LAYER = "omp"  # PyTorch's threads: of two sets of them each would wait for the other
+_threads = torch.get_num_threads()
+numba.set_num_threads(1)  # this starts the layer, which gives a number of threads to PyTorch too
+torch.set_num_threads(_threads)
+
+_AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it
+_LEAST = np.float32(-126)  # exponent of normal numbers, as fp32 writes them:
+_BIAS, _FRACTION = np.int32(127), np.int32(23)
+_SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
+
+_compiled: Any = numba.njit(cache=True, fastmath=True, error_model="numpy")
+_in_threads: Any = numba.njit(cache=True, fastmath=True, error_model="numpy", parallel=True)
+
+
+@_in_threads
+def attend(parts: Numbers, positions: Places, starts: Places, held: Numbers, first: int, found: Numbers) -> None:
+    """Keep the keys and values of N tokens of R rows, and find [N, heads, d] what their queries look at.
+
+    Parts are queries, keys and values [N, heads + 2 x groups, d]; row r's begin at `starts[r]`, of [R + 1]. They stand
+    at positions [N] of the rows from `first` on of what is held, [2, rows, groups, C, d].
+    """
+    groups, size = held.shape[2], held.shape[4]
+    heads = parts.shape[1] - 2 * groups
+    repeat, scale = heads // groups, np.float32(1 / (np.log(2) * np.sqrt(size)))
+    for place in numba.prange((len(starts) - 1) * groups):
+        row, group = place // groups, place % groups
+        keys, values = held[0, first + row, group], held[1, first + row, group]
+        scores, powers = np.empty(held.shape[3], np.float32), np.empty(held.shape[3], np.int32)
+        for token in range(starts[row], starts[row + 1]):
+            for n in range(size):
+                keys[positions[token], n] = parts[token, heads + group, n]
+                values[positions[token], n] = parts[token, heads + groups + group, n]
+        for token in range(starts[row], starts[row + 1]):
+            columns = positions[token] + 1
+            for head in range(group * repeat, (group + 1) * repeat):
+                _score(parts[token, head], keys, columns, scale, scores)
+                _weigh(scores, columns, powers)
+                _average(scores, values, columns, found[token, head])
+
+
+@_compiled
+def _score(query: Numbers, keys: Numbers, columns: int, scale: np.float32, scores: Numbers) -> None:
+    """Products [columns] of a query [d] and keys [C, d], times `scale`."""
+    for c in range(0, columns, _AT_A_TIME):
+        first = second = third = fourth = np.float32(0)
+        for n in range(len(query)):
+            first += query[n] * keys[c, n]
+            second += query[n] * keys[c + 1, n]
+            third += query[n] * keys[c + 2, n]
+            fourth += query[n] * keys[c + 3, n]
+        scores[c], scores[c + 1] = first * scale, second * scale
+        scores[c + 2], scores[c + 3] = third * scale, fourth * scale
+
+
+@_compiled
+def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
+    """Make of scores [columns] their softmax to the base of two, with zeros behind it."""
+    top, total, exponents = scores[0], np.float32(0), powers.view(np.float32)
+    c0, c1, c2, c3, c4, c5, c6 = _SERIES
+    for c in range(columns):
+        top = max(top, scores[c])
+    for c in range(columns):
+        score = max(scores[c] - top, _LEAST)
+        whole = np.floor(score + np.float32(0.5))
+        x = score - whole
+        powers[c] = (np.int32(whole) + _BIAS) << _FRACTION
+        scores[c] = c0 + x * (c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * c6)))))
+    for c in range(columns):
+        scores[c] *= exponents[c]
+        total += scores[c]
+    for c in range(columns):
+        scores[c] /= total
+    scores[columns : columns + _AT_A_TIME - 1] = 0
+
+
+@_compiled
+def _average(weights: Numbers, values: Numbers, columns: int, found: Numbers) -> None:
+    """The sum [d] of values [C, d] times weights [columns]."""
+    found[:] = 0
+    for c in range(0, columns, _AT_A_TIME):
+        first, second, third, fourth = weights[c], weights[c + 1], weights[c + 2], weights[c + 3]
+        for n in range(len(found)):
+            found[n] += (
+                first * values[c, n] + second * values[c + 1, n] + third * values[c + 2, n] + fourth * values[c + 3, n]
+            )
