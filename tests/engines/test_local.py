@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
-from turnwise.engines import local, replay
+from turnwise.engines import attention, local, replay
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.sampler import sample
@@ -30,10 +30,12 @@ PROMPTS = [
 PROMPTS = [tuple(map(int, prompt)) for prompt in PROMPTS]
 
 
-@pytest.fixture(params=["decoder", "module", "replays"])
+@pytest.fixture(params=["decoder", "no loops", "module", "replays"])
 def engine(tiny, request, monkeypatch) -> LocalEngine:
     """Stops at one token in nine or so, so that the requests of a crowd leave at different times."""
     monkeypatch.setattr(Decoder, "fits", lambda model: request.param != "module")
+    if request.param == "no loops":
+        monkeypatch.setattr(attention, "_has_loops", lambda: False)
     engine = LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
     if request.param == "replays":
         replaying(engine, monkeypatch)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from turnwise.engines.cache import Cache
 
-_FEW = 8  # new tokens of a row up to which loops are faster, and two products than attention as PyTorch has it
-_SHARED = 1 << 16  # products from which threads share them
+_SHORT = 64  # new tokens of a row up to which loops are no slower than PyTorch
+_FEW = 8  # and up to which two products are faster than its attention
+_ALONE = 256  # scores of a head up to which one thread is faster than several
 _MANY = 8  # rows that are worth reading in two parts, so that less of them is padding
 
 Attention = Callable[[Tensor, int, Tensor | None], Tensor]
@@ -30,7 +31,7 @@ def attention_of(positions: Tensor, counts: Sequence[int], groups: int, kept: Ca
 
     The chosen tokens are the last ones of all rows.
     """
-    if max(counts) <= _FEW and positions.device.type == "cpu" and _has_loops():
+    if max(counts) <= _SHORT and positions.device.type == "cpu" and _has_loops():
         return _Loops(positions, counts, groups, kept)
     return _Padded(positions, counts, groups, kept, bf16 and positions.is_cuda)
 
@@ -39,21 +40,17 @@ class _Loops:
     """Reads each row as far as it goes."""
 
     def __init__(self, positions: Tensor, counts: Sequence[int], groups: int, kept: Cache):
-        from numba import config, set_num_threads
+        from turnwise.engines.loops import attend, use_threads
 
-        from turnwise.engines.loops import attend
-
-        self._threads, self._set_threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS), set_num_threads
+        use_threads(len(positions) * kept.columns > _ALONE)
         self._attend, self._groups, self._kept = attend, groups, kept
         self._positions, self._starts = positions.numpy(), np.cumsum([0, *counts])
 
     def __call__(self, parts: Tensor, layer: int, chosen: Tensor | None) -> Tensor:
-        held = self._kept.tensor(layer, self._groups, parts)
+        keys, values = self._kept.tensors(layer, self._groups, parts)
         found = parts.new_empty((len(parts), parts.shape[1] - 2 * self._groups, parts.shape[2]))
-        shared = len(parts) * self._kept.columns * found[0].numel() >= _SHARED
-        self._set_threads(self._threads if shared else 1)
-        given = parts.numpy(), self._positions, self._starts, held.numpy(), self._kept.first
-        self._attend(*given, found.numpy())
+        held = keys.mT.numpy(), values.numpy()
+        self._attend(parts.numpy(), self._positions, self._starts, self._kept.first, *held, found.numpy())
         return (found if chosen is None else found[chosen]).flatten(1)
 
 

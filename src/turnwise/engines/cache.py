@@ -13,7 +13,7 @@ _ROOM = 64  # columns are added in such steps
 
 
 class Cache:
-    """A row a request: per layer keys and values, [2, rows, heads, columns, size]. Stands in for a transformers cache.
+    """A row a request: per layer keys and values [rows, heads, columns, size]. Stands in for a transformers cache.
 
     The first `busy` rows are in use. The others rest: they keep what they hold for prompts that begin with it.
     """
@@ -25,12 +25,11 @@ class Cache:
         self._held: list[list[int]] = []  # the ids whose keys and values a row holds
         self._rested: list[int] = []  # since when a row rests
         self._clock = 0
-        self._layers: list[Tensor] = []
+        self._layers: list[tuple[Tensor, Tensor]] = []
         self._rows = self._columns = 0  # that the tensors must have
         self.first = self.columns = 0  # row of those that are read now, and how many columns of them are looked at
         self._positions = torch.empty(0)  # [N] of what is new
         self._counts: Sequence[int] = ()  # [R] how many of each row are
-        self._places = torch.empty(0)  # [N x 2 x heads] of its keys and values among all vectors of a layer
 
     def clear(self) -> None:
         """Forget all tokens, and what was recorded of a model; keep the tensors."""
@@ -58,8 +57,8 @@ class Cache:
             self._held.append([])
             self._rested.append(0)
         if row != donor and known:
-            for tensor in self._layers:
-                tensor[:, row, :, :known] = tensor[:, donor, :, :known]
+            for tensor in chain(*self._layers):
+                tensor[row, :, :known] = tensor[donor, :, :known]
         self._held[row] = list(prompt[:known])
         self._swap(row, self.busy)
         self.busy += 1
@@ -99,7 +98,7 @@ class Cache:
         return ids, positions
 
     def aim(self, first: int, positions: Tensor, counts: Sequence[int], columns: int | None = None) -> None:
-        """Let so many new tokens of each row from `first` on be kept at positions [N]; so many columns are looked at."""
+        """Keep so many new tokens of each row from `first` on at positions [N]; so many columns are looked at."""
         self.first, self.columns = first, columns or self._columns
         self._positions, self._counts = positions, counts
 
@@ -117,50 +116,56 @@ class Cache:
             held.append(token)
         return [*tokens, *[0] * (rows - len(tokens))], positions
 
-    def keep(self, new: Tensor, layer: int) -> Tensor:
-        """Keep a layer's new keys and values [N, 2, heads, size]; returns what is looked at, [2, R, heads, C, size]."""
-        held = self.tensor(layer, new.shape[2], new)
-        if layer == 0 or held.shape != self._layers[layer - 1].shape:
-            self._places = self._places_in(held).flatten()
-        held.view(-1, held.shape[-1]).index_copy_(0, self._places, new.reshape(-1, held.shape[-1]).to(held.dtype))
-        return held[:, self.first : self.first + len(self._counts), :, : self.columns]
+    def keep(self, new: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Keep a layer's new keys and values [N, 2, heads, size]; returns those looked at, [R, heads, C, size] each."""
+        rows = torch.arange(self.first, self.first + len(self._counts), device=new.device)
+        if len(new) > len(rows):
+            rows = rows.repeat_interleave(torch.tensor(self._counts, device=new.device))
+        both = self.tensors(layer, new.shape[2], new)
+        for held, part in zip(both, new.unbind(1), strict=True):
+            held[rows, :, self._positions] = part.to(held.dtype)
+        keys, values = (held[self.first : self.first + len(self._counts), :, : self.columns] for held in both)
+        return keys, values
 
-    def tensor(self, layer: int, heads: int, like: Tensor) -> Tensor:
-        """All that is held of a layer [2, rows, heads, columns, size], in numbers of the kind and size of these."""
+    def tensors(self, layer: int, heads: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values that are held of a layer [rows, heads, columns, size], of the kind and size of these."""
         if layer == len(self._layers):
-            self._layers.append(like.new_zeros((2, self._rows, heads, self._columns, like.shape[-1])))
+            self._layers.append(self._new(heads, like))
         return self._layers[layer]
 
-    def _places_in(self, layer: Tensor) -> Tensor:
-        """[N, 2, heads] where among the vectors of a layer what is new is kept."""
-        starts = torch.arange(0, layer[..., 0].numel(), layer.shape[3], device=layer.device).view(layer.shape[:3])
-        rows = starts[:, self.first : self.first + len(self._counts)].transpose(0, 1)
-        if len(self._positions) > len(rows):
-            rows = rows.repeat_interleave(torch.tensor(self._counts, device=layer.device), 0)
-        return rows + self._positions[:, None, None]
+    def _new(self, heads: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros, since the unwritten is read under a mask, and 0 x NaN is NaN."""
+        shape = self._rows, heads, self._columns, like.shape[-1]
+        if like.device.type == "cpu":  # column behind column, as loops read keys
+            return like.new_zeros((*shape[:2], shape[3], shape[2])).mT, like.new_zeros(shape)
+        return like.new_zeros(shape), like.new_zeros(shape)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, ...]:
         """Called by the attention of each layer of transformers with the new keys and values [R, heads, T, size]."""
         new = torch.stack([keys, values], 1).permute(0, 3, 1, 2, 4)
         chosen = [part[:count] for part, count in zip(new, self._counts, strict=True)]
-        return self.keep(torch.cat(chosen), layer).unbind()
+        return self.keep(torch.cat(chosen), layer)
 
     def _fit(self) -> None:
-        """Make the tensors large enough, with zeros: the unwritten is read under a mask, and 0 x NaN is NaN."""
-        rows, columns = self._rows, -(-self._columns // _ROOM) * _ROOM
-        self._columns = columns
-        for layer, old in enumerate(self._layers):
-            if old.shape[1] < rows or old.shape[3] < columns:
-                self.replays.clear()
-                height = old.shape[1] if old.shape[1] >= rows else max(rows, old.shape[1] * 3 // 2)
-                self._layers[layer] = old.new_zeros((2, height, old.shape[2], columns, old.shape[4]))
-                self._layers[layer][:, : old.shape[1], :, : old.shape[3]] = old
+        """Make the tensors large enough."""
+        self._rows = max(self._rows, len(self._held))
+        self._columns = -(-self._columns // _ROOM) * _ROOM
+        height, _, width, _ = self._layers[0][0].shape if self._layers else (self._rows, 0, self._columns, 0)
+        if height >= self._rows and width >= self._columns:
+            return
+        self.replays.clear()
+        if height < self._rows:
+            self._rows = max(self._rows, height * 3 // 2)
+        old, self._layers = self._layers, []
+        for number, layer in enumerate(old):
+            for before, now in zip(layer, self.tensors(number, layer[0].shape[1], layer[0]), strict=True):
+                now[:height, :, :width] = before
 
     def _swap(self, one: int, other: int) -> None:
         if one != other:
             width = max(len(self._held[one]), len(self._held[other]))
-            for tensor in self._layers:
-                here, there = tensor[:, one, :, :width], tensor[:, other, :, :width]
+            for tensor in chain(*self._layers):
+                here, there = tensor[one, :, :width], tensor[other, :, :width]
                 kept = here.clone()
                 here.copy_(there)
                 there.copy_(kept)

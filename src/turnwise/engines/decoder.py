@@ -97,9 +97,7 @@ class Decoder:
             self._layers = [self._layer(layer) for layer in self._trunk.layers]
             self._head = _Linear([self._lm_head], self._bf16, self._trunk.norm)
 
-    def logits(
-        self, ids: Tensor, positions: Tensor, counts: Sequence[int], kept: Cache, every: bool = False
-    ) -> Tensor:
+    def logits(self, ids: Tensor, positions: Tensor, counts: Sequence[int], kept: Cache, every: bool = False) -> Tensor:
         """[R, V] after the last of so many new tokens of each row; [N, V] after every one of them.
 
         Ids and positions are [N], row after row, and have their place in what is kept.

@@ -176,15 +176,15 @@ class LocalEngine:
         counts = [len(new) for new in tokens]
         if self._decoder is not None:
             return self._decoder.logits(ids, positions, counts, self._cache, every)
-        ids, positions = (pad_sequence(flat.split(counts), batch_first=True) for flat in (ids, positions))
+        ids, positions = (pad_sequence([*flat.split(counts)], batch_first=True) for flat in (ids, positions))
         mask = (torch.arange(self._cache.columns, device=ids.device) <= positions[:, :, None])[:, None]
         used = torch.arange(ids.shape[1]) < torch.tensor(counts)[:, None]
-        places = used.nonzero(as_tuple=True) if every else (torch.arange(len(counts)), used.sum(1) - 1)
+        rows, columns = used.nonzero(as_tuple=True) if every else (torch.arange(len(counts)), used.sum(1) - 1)
         trunk = self.model.get_decoder()
-        with nullcontext() if every else last_mlp_at(trunk, places):
+        with nullcontext() if every else last_mlp_at(trunk, (rows, columns)):
             given = {"attention_mask": mask, "position_ids": positions, self._cache_named: self._cache}
             output = trunk(ids, **given, use_cache=True)
-        return self.model.lm_head(output.last_hidden_state[places]).float()
+        return self.model.lm_head(output.last_hidden_state[rows, columns]).float()
 
     def _replayed(self, tokens: Sequence[int]) -> Tensor:
         """Read the next token of every row; returns the logits [R, V] after it."""

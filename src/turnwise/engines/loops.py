@@ -1,7 +1,8 @@
 """Attention of a few tokens a row, in loops that numba compiles when they are first run and keeps for later processes.
 
 Products of PyTorch read all rows as far as the longest of them goes, and leave the scores in memory in between. These
-loops read each row once, as far as it goes.
+loops read each row once, as far as it goes. Sums are taken in the order in which they are written, so that they are the
+same to the last bit however the loops are compiled.
 """
 
 from typing import Any, TypeAlias
@@ -9,42 +10,58 @@ from typing import Any, TypeAlias
 import numba
 import numpy as np
 import torch
+from numba.core import config
 from numpy.typing import NDArray
 
 Numbers: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = NDArray[np.int64]
-
-numba.config.THREADING_LAYER = "omp"  # PyTorch's threads: of two sets of them each would wait for the other
-_threads = torch.get_num_threads()
-numba.set_num_threads(1)  # this starts the layer, which gives a number of threads to PyTorch too
-torch.set_num_threads(_threads)
 
 _AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it
 _LEAST = np.float32(-126)  # exponent of normal numbers, as fp32 writes them:
 _BIAS, _FRACTION = np.int32(127), np.int32(23)
 _SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
 
-_compiled: Any = numba.njit(cache=True, fastmath=True, error_model="numpy")
-_in_threads: Any = numba.njit(cache=True, fastmath=True, error_model="numpy", parallel=True)
+_ORDERED = {"nnan", "nsz"}  # what may be assumed of numbers without another order of sums
+_part: Any = numba.njit(fastmath=_ORDERED, error_model="numpy")
+_loops: Any = numba.njit(fastmath=_ORDERED, error_model="numpy", parallel=True, cache=True)
+
+_settings: Any = config
+_settings.THREADING_LAYER = "omp"  # PyTorch's threads: of two sets of them each would wait for the other
 
 
-@_in_threads
-def attend(parts: Numbers, positions: Places, starts: Places, held: Numbers, first: int, found: Numbers) -> None:
+def use_threads(several: bool) -> None:
+    """Run the loops in as many threads as PyTorch has, or in one."""
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, _settings.NUMBA_NUM_THREADS) if several else 1)
+    if torch.get_num_threads() != threads:  # when the layer starts, it gives its number of threads to PyTorch too
+        torch.set_num_threads(threads)
+
+
+@_loops
+def attend(
+    parts: Numbers,
+    positions: Places,
+    starts: Places,
+    first: int,
+    all_keys: Numbers,
+    all_values: Numbers,
+    found: Numbers,
+) -> None:
     """Keep the keys and values of N tokens of R rows, and find [N, heads, d] what their queries look at.
 
     Parts are queries, keys and values [N, heads + 2 x groups, d]; row r's begin at `starts[r]`, of [R + 1]. They stand
-    at positions [N] of the rows from `first` on of what is held, [2, rows, groups, C, d].
+    at positions [N] of the rows from `first` on; all keys are [rows, groups, d, C], all values [rows, groups, C, d].
     """
-    groups, size = held.shape[2], held.shape[4]
+    groups, size = all_keys.shape[1:3]
     heads = parts.shape[1] - 2 * groups
     repeat, scale = heads // groups, np.float32(1 / (np.log(2) * np.sqrt(size)))
     for place in numba.prange((len(starts) - 1) * groups):
         row, group = place // groups, place % groups
-        keys, values = held[0, first + row, group], held[1, first + row, group]
-        scores, powers = np.empty(held.shape[3], np.float32), np.empty(held.shape[3], np.int32)
+        keys, values = all_keys[first + row, group], all_values[first + row, group]
+        scores, powers = np.empty(len(values), np.float32), np.empty(len(values), np.int32)
         for token in range(starts[row], starts[row + 1]):
             for n in range(size):
-                keys[positions[token], n] = parts[token, heads + group, n]
+                keys[n, positions[token]] = parts[token, heads + group, n]
                 values[positions[token], n] = parts[token, heads + groups + group, n]
         for token in range(starts[row], starts[row + 1]):
             columns = positions[token] + 1
@@ -54,24 +71,21 @@ def attend(parts: Numbers, positions: Places, starts: Places, held: Numbers, fir
                 _average(scores, values, columns, found[token, head])
 
 
-@_compiled
+@_part
 def _score(query: Numbers, keys: Numbers, columns: int, scale: np.float32, scores: Numbers) -> None:
-    """Products [columns] of a query [d] and keys [C, d], times `scale`."""
-    for c in range(0, columns, _AT_A_TIME):
-        first = second = third = fourth = np.float32(0)
-        for n in range(len(query)):
-            first += query[n] * keys[c, n]
-            second += query[n] * keys[c + 1, n]
-            third += query[n] * keys[c + 2, n]
-            fourth += query[n] * keys[c + 3, n]
-        scores[c], scores[c + 1] = first * scale, second * scale
-        scores[c + 2], scores[c + 3] = third * scale, fourth * scale
+    """Products [columns] of a query [d] and keys [d, C], times `scale`."""
+    for c in range(columns):
+        scores[c] = 0
+    for n in range(len(query)):
+        scaled = query[n] * scale
+        for c in range(columns):
+            scores[c] += scaled * keys[n, c]
 
 
-@_compiled
+@_part
 def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
-    """Make of scores [columns] their softmax to the base of two, with zeros behind it."""
-    top, total, exponents = scores[0], np.float32(0), powers.view(np.float32)
+    """Make of scores [columns] powers of two that are one at most, with zeros behind them."""
+    top, exponents = scores[0], powers.view(np.float32)
     c0, c1, c2, c3, c4, c5, c6 = _SERIES
     for c in range(columns):
         top = max(top, scores[c])
@@ -83,19 +97,22 @@ def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
         scores[c] = c0 + x * (c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * c6)))))
     for c in range(columns):
         scores[c] *= exponents[c]
-        total += scores[c]
-    for c in range(columns):
-        scores[c] /= total
     scores[columns : columns + _AT_A_TIME - 1] = 0
 
 
-@_compiled
+@_part
 def _average(weights: Numbers, values: Numbers, columns: int, found: Numbers) -> None:
-    """The sum [d] of values [C, d] times weights [columns]."""
+    """The mean [d] of values [C, d] by weights [columns]."""
+    total = np.float32(0)
     found[:] = 0
     for c in range(0, columns, _AT_A_TIME):
         first, second, third, fourth = weights[c], weights[c + 1], weights[c + 2], weights[c + 3]
+        total += (first + second) + (third + fourth)
         for n in range(len(found)):
-            found[n] += (
-                first * values[c, n] + second * values[c + 1, n] + third * values[c + 2, n] + fourth * values[c + 3, n]
+            one, other = (
+                first * values[c, n] + second * values[c + 1, n],
+                third * values[c + 2, n] + fourth * values[c + 3, n],
             )
+            found[n] += one + other
+    for n in range(len(found)):
+        found[n] /= total
