@@ -30,6 +30,7 @@ class Cache:
         self.first = self.columns = 0  # row of those that are read now, and how many columns of them are looked at
         self._positions = torch.empty(0)  # [N] of what is new
         self._counts: Sequence[int] = ()  # [R] how many of each row are
+        self._into = torch.empty(0)  # [N] the rows of what is new
 
     def clear(self) -> None:
         """Forget all tokens, and what was recorded of a model; keep the tensors."""
@@ -118,12 +119,14 @@ class Cache:
 
     def keep(self, new: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values [N, 2, heads, size]; returns those looked at, [R, heads, C, size] each."""
-        rows = torch.arange(self.first, self.first + len(self._counts), device=new.device)
-        if len(new) > len(rows):
-            rows = rows.repeat_interleave(torch.tensor(self._counts, device=new.device))
+        if layer == 0:
+            self._into = torch.arange(self.first, self.first + len(self._counts), device=new.device)
+            if len(new) > len(self._counts):
+                counts = torch.tensor(self._counts, device=new.device)
+                self._into = self._into.repeat_interleave(counts, output_size=len(new))
         both = self.tensors(layer, new.shape[2], new)
         for held, part in zip(both, new.unbind(1), strict=True):
-            held[rows, :, self._positions] = part.to(held.dtype)
+            held[self._into, :, self._positions] = part.to(held.dtype)
         keys, values = (held[self.first : self.first + len(self._counts), :, : self.columns] for held in both)
         return keys, values
 
@@ -156,10 +159,10 @@ class Cache:
         self.replays.clear()
         if height < self._rows:
             self._rows = max(self._rows, height * 3 // 2)
-        old, self._layers = self._layers, []
-        for number, layer in enumerate(old):
-            for before, now in zip(layer, self.tensors(number, layer[0].shape[1], layer[0]), strict=True):
-                now[:height, :, :width] = before
+        for number, layer in enumerate(self._layers):  # one after the other, as a second copy of all may not fit
+            self._layers[number] = self._new(layer[0].shape[1], layer[0])
+            for old, new in zip(layer, self._layers[number], strict=True):
+                new[:height, :, :width] = old
 
     def _swap(self, one: int, other: int) -> None:
         if one != other:

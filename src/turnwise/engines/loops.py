@@ -5,6 +5,7 @@ loops read each row once, as far as it goes. Sums are taken in the order in whic
 same to the last bit however the loops are compiled.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numba
@@ -21,9 +22,8 @@ _LEAST = np.float32(-126)  # exponent of normal numbers, as fp32 writes them:
 _BIAS, _FRACTION = np.int32(127), np.int32(23)
 _SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
 
-_ORDERED = {"nnan", "nsz"}  # what may be assumed of numbers without another order of sums
-_part: Any = numba.njit(fastmath=_ORDERED, error_model="numpy")
-_loops: Any = numba.njit(fastmath=_ORDERED, error_model="numpy", parallel=True, cache=True)
+_HOW: Any = {"fastmath": {"nnan", "nsz"}, "error_model": "numpy"}  # no other order of sums
+_part: Any = numba.njit(**_HOW)
 
 _settings: Any = config
 _settings.THREADING_LAYER = "omp"  # PyTorch's threads: of two sets of them each would wait for the other
@@ -37,7 +37,15 @@ def use_threads(several: bool) -> None:
         torch.set_num_threads(threads)
 
 
-@_loops
+def _kept(loops: Callable[..., None]) -> Any:
+    """The loops in several threads, kept for later processes where there is a place that may be written to."""
+    try:
+        return numba.njit(cache=True, parallel=True, **_HOW)(loops)
+    except RuntimeError:
+        return numba.njit(parallel=True, **_HOW)(loops)
+
+
+@_kept
 def attend(
     parts: Numbers,
     positions: Places,
@@ -109,10 +117,7 @@ def _average(weights: Numbers, values: Numbers, columns: int, found: Numbers) ->
         first, second, third, fourth = weights[c], weights[c + 1], weights[c + 2], weights[c + 3]
         total += (first + second) + (third + fourth)
         for n in range(len(found)):
-            one, other = (
-                first * values[c, n] + second * values[c + 1, n],
-                third * values[c + 2, n] + fourth * values[c + 3, n],
-            )
-            found[n] += one + other
+            both = first * values[c, n] + second * values[c + 1, n]
+            found[n] += both + (third * values[c + 2, n] + fourth * values[c + 3, n])
     for n in range(len(found)):
         found[n] /= total
