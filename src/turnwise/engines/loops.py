@@ -92,7 +92,7 @@ def _score(query: Numbers, keys: Numbers, columns: int, scale: np.float32, score
 
 @_part
 def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
-    """Make of scores [columns] powers of two that are one at most, with zeros behind them; `powers` [C] is room for it."""
+    """Make of scores [columns] powers of two that are one at most, with zeros behind; `powers` [C] is room for it."""
     top, exponents = scores[0], powers.view(np.float32)
     c0, c1, c2, c3, c4, c5, c6 = _SERIES
     for c in range(columns):
