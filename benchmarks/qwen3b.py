@@ -42,8 +42,12 @@ from turnwise.seeds import derive
 from turnwise.update import Optimizers, assign_credit, minibatches, update
 
 ROUNDS = 2
-MICRO_TOKENS = 16_384  # as the recipe babyai-qwen3b has it
-WAYS: Mapping[str, Any] = {"full": None, "lora": {"rank": 32}}  # model.lora
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    # As the recipe babyai-qwen3b has it.
+    "full": {"model": {"lora": None}, "update": {"gradient_checkpointing": True, "micro_tokens": 16_384}},
+    # The memory that optimizers do not need is enough to compute no activations twice.
+    "lora": {"model": {"lora": {"rank": 32}}, "update": {"gradient_checkpointing": False, "micro_tokens": 8_192}},
+}
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="a quick try, on a CPU too; its figures mean nothing")
     parser.add_argument("--only", choices=WAYS, help="none: one way after the other")
-    parser.add_argument("--micro-tokens", type=int, default=MICRO_TOKENS, help="of a forward pass")
-    parser.add_argument("--keep-activations", action="store_true", help="compute none twice, if there is the memory")
+    parser.add_argument("--micro-tokens", type=int, help="of a forward pass, other than a way has")
+    parser.add_argument("--twice", type=int, choices=(0, 1), help="compute activations twice, or not")
     options = parser.parse_args(arguments)
     device = pick_device("auto")
     if device.type != "cuda" and not options.small:
@@ -100,14 +104,12 @@ def main(arguments: Sequence[str] = ()) -> None:
         "turns": len(job.prompts),
         "prompt_tokens": sum(map(len, job.prompts)),
         "sampled_tokens": len(job.prompts) * job.reply_tokens,
-        "micro_tokens": options.micro_tokens,
-        "activations_twice": not options.keep_activations,
         "rounds": ROUNDS,
     }
     for way in [options.only] if options.only else WAYS:
         gc.collect()  # of the model before it, whose parts know one another
         torch.cuda.empty_cache()
-        config = configure(way, size, options.micro_tokens, not options.keep_activations)
+        config = configure(way, size, options.micro_tokens, options.twice)
         figures[way] = measure(config, size, job, device, figures["products_tflop_per_s"])
         for key, value in figures[way].items():
             print(f"{way}: {key} = {value:.4g}" if isinstance(value, float) else f"{way}: {key} = {value}", flush=True)
@@ -130,17 +132,15 @@ def make_job(size: Size) -> Job:
     return Job("", prompts, [prompt() for _ in range(size.slots)], size.reply, size.minibatch, "auto")
 
 
-def configure(way: str, size: Size, micro_tokens: int, checkpointing: bool) -> Config:
+def configure(way: str, size: Size, micro_tokens: int | None = None, twice: int | None = None) -> Config:
     """The defaults, which are the report's values, but for sizes."""
+    others = {"micro_tokens": micro_tokens, "gradient_checkpointing": None if twice is None else bool(twice)}
+    update = {**WAYS[way]["update"], **{key: value for key, value in others.items() if value is not None}}
     return parse_config(
         {
-            "model": {"lora": WAYS[way]},
+            "model": WAYS[way]["model"],
             "rollout": {"n_env": size.slots, "e_len": size.turns},
-            "update": {
-                "minibatch": size.minibatch,
-                "micro_tokens": micro_tokens,
-                "gradient_checkpointing": checkpointing,
-            },
+            "update": {"minibatch": size.minibatch, **update},
         }
     )
 
@@ -174,7 +174,10 @@ def measure(config: Config, size: Size, job: Job, device: torch.device, products
         tflop, tokens = operations(policy, batch, config, number) / 1e12, len(batch.tokens)
     seconds = {name: statistics.median(lap[name] for lap in laps[1:]) for name in laps[0]}
     return {
+        "micro_tokens": config.update.micro_tokens,
+        "activations_twice": config.update.gradient_checkpointing,
         **{f"{name}_s": taken for name, taken in seconds.items()},
+        "step_s": sum(seconds.values()),
         "turns_per_s": len(job.prompts) / sum(seconds.values()),
         "sampled_tokens_per_s": len(job.prompts) * job.reply_tokens / seconds["collect"],
         "trained_tokens_per_s": tokens / seconds["update"],  # of prompts and replies

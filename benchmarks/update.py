@@ -11,7 +11,7 @@ from benchmarks.common import product_rate, record, rss_mib
 from turnwise.advantages.gae import DualGAE
 from turnwise.batch import Batch, pack
 from turnwise.config import KLConfig, ModelConfig, UpdateConfig
-from turnwise.fused import padded
+from turnwise.kernels import padded
 from turnwise.lanes import Lanes
 from turnwise.models import arithmetic, pick_device
 from turnwise.policy import Policy

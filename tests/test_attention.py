@@ -21,7 +21,7 @@ def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, w
     assert key.shape == value.shape == (int(cu_seq_k[-1]), *key.shape[1:])
     assert len(query) == int(cu_seq_q[-1])
     assert enable_gqa or query.shape[1] == key.shape[1]
-    lengths = [cuts.diff().tolist() for cuts in (cu_seq_q, cu_seq_k)]
+    lengths = [cuts.cpu().diff().tolist() for cuts in (cu_seq_q, cu_seq_k)]
     assert [max_q, max_k] == [max(row) for row in lengths]
     found = []
     parts = [x.split(cut) for x, cut in zip((query, key, value), (lengths[0], lengths[1], lengths[1]), strict=True)]

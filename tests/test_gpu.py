@@ -10,11 +10,13 @@ from engines.test_decoder import model_of, sampled, surprise
 from gpu import CUDA, OnGPU, reads, standing_in
 from test_attention import LENGTHS, read_and_learn, stand_in_for_flash
 from test_cli import recipe  # noqa: F401  (a fixture)
+from test_kernels import KINDS, LEARNING, assert_read_alike, read_and_learned
 from test_resume import figures
 from test_trunk import llama
 from torch import Tensor
 
 from benchmarks import qwen3b
+from turnwise import gpu as formulas
 from turnwise.config import Config
 from turnwise.engines import replay
 from turnwise.engines.local import LocalEngine
@@ -40,6 +42,7 @@ def record(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(replay, "record", record)
+    monkeypatch.setattr(formulas, "_compiled", lambda formula: formula)
     with standing_in(monkeypatch):
         yield
 
@@ -88,6 +91,15 @@ def test_lines_are_read_as_on_the_processor(gpu, monkeypatch, flash, shared, len
     assert torch.allclose(found.cpu(), expected, atol=1e-5)
     for one, other in zip(gradients, wanted, strict=True):
         assert torch.allclose(one.cpu(), other, atol=1e-6 + 1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("shared", [0, 20])
+@pytest.mark.parametrize("learning", LEARNING)
+@pytest.mark.parametrize(("kind", "others"), KINDS)
+def test_its_formulas_say_what_the_processor_says(gpu, monkeypatch, kind, others, learning, shared):
+    expected = read_and_learned(kind, others, shared, learning)
+    stand_in_for_flash(monkeypatch)
+    assert_read_alike(read_and_learned(kind, others, shared, learning, "cuda"), expected)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

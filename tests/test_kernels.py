@@ -1,13 +1,18 @@
 """The kernels say, forwards and backwards, what PyTorch says of the same formulas; so does what is built of them."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from engines.test_decoder import model_of
 from test_trunk import ids, line_of
 from torch import Tensor, nn
 
-from turnwise import fused, kernels
+from turnwise import fused, gpu, kernels
+from turnwise.config import LoRAConfig
 from turnwise.family import FAMILY
+from turnwise.lora import Adapters
 from turnwise.trunk import prepare, read
 
 
@@ -45,6 +50,41 @@ def test_gates_open():
     assert_alike(kernels.gated(given), nn.functional.silu(given[:, :6]) * given[:, 6:], [given])
 
 
+def test_a_judgement_is_a_softmax():
+    logits, targets = luck(5, 12), torch.tensor([0, 11, 3, 3, 7])
+    logprobs = (logits / 0.7).log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    mine = kernels.judged(logits, targets, 0.7)
+    assert_alike(torch.stack(mine), torch.stack([logprobs.gather(1, targets[:, None])[:, 0], entropy]), [logits])
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (5, 3, 8)])
+def test_a_gpus_formula_of_a_norm_is_the_processors(shape):
+    given, weight, slope = luck(*shape), luck(8, seed=1), luck(*shape, seed=2).detach()
+    found = kernels.norm(given, weight, 0.1, torch.float32)
+    wanted = torch.autograd.grad(found, [given, weight], slope)
+    with torch.no_grad():
+        mine, scale = gpu.normed(given, weight, 0.1, torch.float32)
+        slopes = gpu.norm_slope(slope, given, weight, scale), gpu.norm_weight_slope(slope, given, scale)
+    assert torch.allclose(mine, found, atol=1e-5)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(slopes, wanted, strict=True))
+
+
+def test_a_gpus_formula_of_gates_is_the_processors():
+    given, slope = luck(5, 12), luck(5, 6, seed=2).detach()
+    found = kernels.gated(given)
+    (wanted,) = torch.autograd.grad(found, [given], slope)
+    assert torch.allclose(gpu.opened(given), found, atol=1e-6)
+    assert torch.allclose(gpu.opened_slope(slope, given), wanted, atol=1e-6)
+
+
+def test_halves_are_rotated():
+    given, phase = luck(5, 3, 8), luck(5, 1, 4, seed=1).detach()
+    one, other = given.chunk(2, -1)
+    turned = torch.cat([one * phase.cos() - other * phase.sin(), one * phase.sin() + other * phase.cos()], -1)
+    assert_alike(kernels.rotated_halves(given, phase.cos(), phase.sin()), turned, [given])
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("order", [None, [3, 0, 4, 1, 2]])
 def test_a_product_of_several_layers_is_that_of_each(biased, order):
@@ -52,13 +92,13 @@ def test_a_product_of_several_layers_is_that_of_each(biased, order):
     places = order and torch.tensor(order)
     plain = torch.cat([layer(given) for layer in layers], 1)
     plain = plain if order is None else plain[:, order]
-    packed = fused._pack(layers, torch.float32, places)
+    packed = fused._pack([*map(fused._linear, layers)], torch.float32, places)
     assert_alike(kernels.product(given, packed), plain, [given, *packed.parameters])
 
 
 def test_a_frozen_product_has_no_gradient_but_lets_it_through():
     given, layer = luck(7, 4), nn.Linear(4, 3).requires_grad_(False)
-    kernels.product(given, fused._pack([layer], torch.float32, None)).sum().backward()
+    kernels.product(given, fused._pack([fused._linear(layer)], torch.float32, None)).sum().backward()
     assert layer.weight.grad is None
     assert torch.allclose(given.grad, layer.weight.sum(0).expand(7, 4))
 
@@ -71,27 +111,46 @@ KINDS = [
 ]
 
 
+LEARNING = ["all weights", "activations twice", "adapters"]
+
+
+def read_and_learned(kind: str, others: dict[str, Any], shared: int, learning: str, device: str = "cpu"):
+    """At some places, out of order, and with rows that nobody asks about: what is found, and gradients by name."""
+    places = (shared + torch.tensor([44, 2, 0, 45, 59])).to(device)
+    line = line_of(ids(shared), [ids(length, seed=length) for length in (3, 40, 1, 17)])
+    model = model_of(kind, **others).to(device)
+    adapters = Adapters(model, ["one", "other"], LoRAConfig(rank=3, alpha=6.0), 0) if learning == "adapters" else None
+    if adapters is not None:
+        torch.manual_seed(1)
+        for weight in adapters.parameters("other"):
+            weight.data.copy_(0.1 * torch.randn(weight.shape))
+    prepare(model)
+    if learning == "activations twice":
+        model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    with adapters.use("other") if adapters else nullcontext():
+        found = read(model.get_decoder(), line.to(torch.device(device)), places)
+    found.backward(luck(*found.shape, seed=3).detach().to(device))
+    named = model.get_decoder().named_parameters()
+    return found, {name: weight.grad for name, weight in named if weight.grad is not None}
+
+
+def assert_read_alike(mine: Any, theirs: Any) -> None:
+    assert torch.allclose(mine[0].cpu(), theirs[0], atol=1e-4)
+    assert mine[1].keys() == theirs[1].keys()
+    for name, gradient in theirs[1].items():
+        scale = float(gradient.abs().max())
+        assert torch.allclose(mine[1][name].cpu(), gradient, atol=1e-3 * max(scale, 1e-3)), name
+
+
 @pytest.mark.parametrize("long", [30, 512])
 @pytest.mark.parametrize("shared", [0, 20])
+@pytest.mark.parametrize("learning", LEARNING)
 @pytest.mark.parametrize(("kind", "others"), KINDS)
-def test_a_line_is_read_and_learned_from_as_by_the_modules(monkeypatch, kind, others, shared, long):
-    """At some places, out of order, and with rows that nobody asks about."""
-    places = shared + torch.tensor([44, 2, 0, 45, 59])
-    line = line_of(ids(shared), [ids(length, seed=length) for length in (3, 40, 1, 17)])
+def test_a_line_is_read_and_learned_from_as_by_the_modules(monkeypatch, kind, others, learning, shared, long):
     monkeypatch.setattr(kernels, "LONG", long)
-    results = []
-    for ours in (True, False):
-        monkeypatch.setattr(fused, "can_read", lambda trunk, ours=ours: ours)
-        model = model_of(kind, **others)
-        prepare(model)
-        found = read(model.get_decoder(), line, places)
-        found.backward(luck(*found.shape, seed=3).detach())
-        results.append((found, dict(model.get_decoder().named_parameters())))
-    (mine, my_own), (theirs, their_own) = results
-    assert torch.allclose(mine, theirs, atol=1e-4)
-    for name, parameter in my_own.items():
-        scale = float(their_own[name].grad.abs().max())
-        assert torch.allclose(parameter.grad, their_own[name].grad, atol=1e-3 * max(scale, 1e-3)), name
+    mine = read_and_learned(kind, others, shared, learning)
+    monkeypatch.setattr(fused, "can_read", lambda trunk: False)
+    assert_read_alike(mine, read_and_learned(kind, others, shared, learning))
 
 
 def test_in_bf16_it_is_as_close_as_the_modules_in_bf16(monkeypatch):
@@ -114,5 +173,28 @@ def test_other_models_are_left_to_the_modules():
     assert fused.can_read(model.get_decoder())
     assert not fused.can_read(model_of("gemma").get_decoder())
     assert not fused.can_read(model_of("llama").bfloat16().get_decoder())
-    model.gradient_checkpointing_enable()
-    assert not fused.can_read(model.get_decoder())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shared", [0, 20])
+@pytest.mark.parametrize("learning", LEARNING)
+@pytest.mark.parametrize(("kind", "others"), KINDS)
+def test_on_a_gpu_it_is_as_close_as_the_modules(monkeypatch, kind, others, learning, shared):
+    found, gradients = read_and_learned(kind, others, shared, learning)
+    gaps: list[list[float]] = []
+    for ours in (True, False):
+        monkeypatch.setattr(fused, "can_read", lambda trunk, ours=ours: ours)
+        with torch.autocast("cuda", torch.bfloat16):
+            mine = read_and_learned(kind, others, shared, learning, "cuda")
+        assert mine[1].keys() == gradients.keys()
+        pairs = [(mine[0].float(), found), *((mine[1][name], gradient) for name, gradient in gradients.items())]
+        gaps.append([float((one.cpu() - other).norm() / (other.norm() + 1e-3)) for one, other in pairs])
+    assert gaps[0][0] < 1.5 * gaps[1][0] + 1e-3
+    assert sum(gaps[0]) < 1.5 * sum(gaps[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_judgements_are_the_processors():
+    logits, targets = luck(70, 1000), torch.arange(70)
+    mine = torch.stack(kernels.judged(logits.cuda(), targets.cuda(), 0.7)).cpu()
+    assert_alike(mine, torch.stack(kernels.judged(logits, targets, 0.7)), [logits])

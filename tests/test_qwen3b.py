@@ -20,7 +20,7 @@ def test_a_step_in_both_ways_is_measured(monkeypatch, tmp_path):
 def test_common_beginnings_are_counted_once():
     size = qwen3b.SMALL
     job = qwen3b.make_job(size)
-    config = qwen3b.configure("full", size, 1000, checkpointing=False)
+    config = qwen3b.configure("full", size, micro_tokens=1000, twice=0)
     policy = qwen3b.make_policy(config, size, qwen3b.pick_device("cpu"))
     engine = qwen3b.LocalEngine(policy.actor, frozenset(), policy.precision)
     batch, _, _ = qwen3b.step(config, job, policy, qwen3b.Optimizers(policy, config.update), engine, 0)
@@ -34,6 +34,6 @@ def test_common_beginnings_are_counted_once():
 
 @pytest.mark.parametrize("way", ["full", "lora"])
 def test_it_is_configured_as_a_recipe_is(way):
-    config = qwen3b.configure(way, qwen3b.LARGE, 16_384, checkpointing=True)
+    config = qwen3b.configure(way, qwen3b.LARGE)
     assert (config.model.lora is None) == (way == "full")
     assert config.rollout.n_env * config.rollout.e_len == 256

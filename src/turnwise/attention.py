@@ -15,7 +15,6 @@ from transformers.masking_utils import sdpa_mask
 
 from turnwise import flash
 from turnwise.batch import Line, spans
-from turnwise.fused import padded
 
 ATTENTION = "turnwise_line"
 _WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
@@ -24,12 +23,13 @@ _WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepa
 class Rows:
     """How the rows of a line are laid out for attention, worked out once for all layers."""
 
-    def __init__(self, line: Line):
-        self._line = line
+    def __init__(self, line: Line, count: int):
+        """`count` tokens are computed, what fills the line up included."""
+        self._line, self._count = line, count
 
     @cached_property
     def in_turn(self) -> "_InTurn":
-        return _InTurn(self._line)
+        return _InTurn(self._line, self._count)
 
     @cached_property
     def side_by_side(self) -> "_SideBySide":
@@ -69,8 +69,8 @@ class _InTurn:
     What fills the line up is taken for the end of its last row, which sees nothing of it.
     """
 
-    def __init__(self, line: Line):
-        shared, device, count = line.shared, line.tokens.device, padded(len(line.tokens))
+    def __init__(self, line: Line, count: int):
+        shared, device = line.shared, line.tokens.device
         own = line.lengths.clone()
         own[-1] += count - len(line.tokens)
         seen = own + shared
@@ -85,10 +85,13 @@ class _InTurn:
         self._cuts = flash.Cuts(own, seen, device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend_flat(*(x[0].transpose(0, 1) for x in (query, key, value)), scale)[None]
+
+    def attend_flat(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """[N, heads, d] of queries [N, heads, d], keys and values [N, groups, d]."""
         if self._shared:
             key, value = self._seen(key), self._seen(value)
-        return self._cuts.attend(query, key, value, scale)[None]
+        return self._cuts.attend(query, key, value, scale)
 
     def _seen(self, line: Tensor) -> Tensor:
         """[K, groups, d] of [N, groups, d].

@@ -1,44 +1,76 @@
 """Reads a line by the kernels: what transformers' modules compute, to rounding, in fewer and shorter operations.
 
-The last layer computes queries, and all behind them, only where somebody looks.
+The last layer computes all behind its attention only where somebody looks, on a processor also queries. There pairs
+of a head that are rotated together lie side by side, as the weights' rows are taken in another order; and attention
+is in blocks. A GPU has kernels for both as they are.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from turnwise import kernels
+from turnwise import flash, kernels
+from turnwise.attention import Rows
 from turnwise.batch import Line
-from turnwise.family import in_family, neighbours
-from turnwise.kernels import Block, Packed
+from turnwise.family import in_family, is_adapted, neighbours
+from turnwise.kernels import Block, Packed, padded
 
-_COUNT = 64  # a processor prepares every new shape of a product anew, so only few are let occur
-_WIDTH = 16  # likewise for the rows side by side of which attention is taken
+_WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
 
 
 def can_read(trunk: PreTrainedModel) -> bool:
-    """Whether it is one of those whose layers we know, on a processor, and computes no activations twice."""
-    twice = any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules())
-    return trunk.device.type == "cpu" and in_family(trunk) and not twice
-
-
-def padded(count: int) -> int:
-    """How many tokens or places are computed for so many."""
-    return -(-count // _COUNT) * _COUNT
+    """Whether it is one of those whose layers we know, on a processor or on a GPU with flash attention."""
+    if not in_family(trunk, adapted=True):
+        return False
+    parts: Any = trunk
+    query = torch.empty(0, parts.layers[0].self_attn.head_dim, device=trunk.device, dtype=_kind(trunk.device.type))
+    return trunk.device.type == "cpu" or flash.takes(query)
 
 
 def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
     """Hidden states [n, D], in fp32, at some places [n] of a line; none of them lies in its shared beginning."""
-    kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-    with torch.autocast("cpu", enabled=False):
-        return _Reader(trunk, line, places, kind).read()
+    device = trunk.device.type
+    kind = _kind(device)
+    with torch.autocast(device, enabled=False):
+        return (_OnProcessor if device == "cpu" else _OnGPU)(trunk, line, places, kind).read()
+
+
+def _kind(device: str) -> torch.dtype:
+    """In which products are computed."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A linear layer, and the adapters in use."""
+
+    weight: nn.Parameter  # [out, in]
+    bias: nn.Parameter | None  # [out]
+    low: nn.Parameter | None  # [r, in]
+    high: nn.Parameter | None  # [out, r]
+    scale: float
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a layer computes with: known before its activations are computed anew, when other adapters are in use."""
+
+    norms: Sequence[Any]  # before attention and before the perceptron
+    head_norms: Sequence[Any]  # of queries and keys, or None each
+    query: _Linear
+    memory: Sequence[_Linear]  # keys and values
+    out: _Linear
+    gate_up: Sequence[_Linear]
+    down: _Linear
 
 
 class _Reader:
-    """One line. At the end of its tokens, and of the places, stands at least one that fills up and nobody reads."""
+    """One line."""
 
     def __init__(self, trunk: PreTrainedModel, line: Line, places: Tensor, kind: torch.dtype):
         config: Any = trunk.config
@@ -47,47 +79,84 @@ class _Reader:
         self.floor = config.rms_norm_eps
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.size: int = self.trunk.layers[0].self_attn.head_dim
-        self.order = neighbours(self.heads, self.size)
+        # What rows are filled up with points to a last token that nobody reads.
+        self.count = padded(len(line.tokens) + 1)
 
     def read(self) -> Tensor:
-        count = padded(len(self.line.tokens) + 1)
-        tokens, positions = (nn.functional.pad(x, (0, count - len(x))) for x in (self.line.tokens, self.line.positions))
+        missing = self.count - len(self.line.tokens)
+        tokens, positions = (nn.functional.pad(x, (0, missing)) for x in (self.line.tokens, self.line.positions))
         hidden = self.trunk.embed_tokens(tokens)
-        cosine, sine = self.trunk.rotary_emb(hidden, positions[None])
-        half = self.size // 2
-        angles = torch.complex(cosine[0, :, None, :half], sine[0, :, None, :half])
-        *layers, last = self.trunk.layers
-        blocks = self._blocks(count)
+        cosine, sine = (x[0, :, None, : self.size // 2] for x in self.trunk.rotary_emb(hidden, positions[None]))
+        *layers, last = map(_resolve, self.trunk.layers)
+        twice = any(getattr(part, "gradient_checkpointing", False) for part in self.trunk.modules())
+        self.prepare(cosine, sine)
         for layer in layers:
-            hidden = self._layer(layer, hidden, angles, blocks)
-        hidden = self._layer(last, hidden, angles, [self._asked(count)], self.places)
-        return kernels.norm(hidden, self.trunk.norm.weight, self.floor, torch.float32)[: len(self.places)]
+            if twice and torch.is_grad_enabled():
+                options: Any = {"use_reentrant": False, "preserve_rng_state": False}
+                hidden = checkpoint(self._layer, layer, hidden, **options)
+            else:
+                hidden = self._layer(layer, hidden)
+        hidden = self._layer(last, hidden, self.places)
+        return self._norm(hidden, self.trunk.norm, torch.float32)[: len(self.places)]
 
-    def _layer(
-        self, layer: Any, hidden: Tensor, angles: Tensor, blocks: Sequence[Block], places: Tensor | None = None
-    ) -> Tensor:
+    def prepare(self, cosine: Tensor, sine: Tensor) -> None:
+        """Work out what all layers need; the angles are [N, 1, d / 2]."""
+        raise NotImplementedError
+
+    def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What attention finds in normed hidden states, and these as they were; or both at the places, filled up."""
+        raise NotImplementedError
+
+    def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         """[N, D] of [N, D]; with `places` only what comes out there, filled up."""
-        attention, perceptron = layer.self_attn, layer.mlp
-        given = self._norm(hidden, layer.input_layernorm)
+        found, hidden = self.attend(layer, self._norm(hidden, layer.norms[0], self.kind), hidden, places)
+        hidden = hidden + self._product(found, [layer.out])
+        both = self._product(self._norm(hidden, layer.norms[1], self.kind), layer.gate_up)
+        return hidden + self._product(kernels.gated(both), [layer.down])
+
+    def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
+        return kernels.norm(given, norm.weight, self.floor, kind)
+
+    def _product(self, given: Tensor, layers: Sequence[_Linear], order: Tensor | None = None) -> Tensor:
+        return kernels.product(given, _pack(layers, self.kind, order))
+
+
+class _OnGPU(_Reader):
+    def prepare(self, cosine: Tensor, sine: Tensor) -> None:
+        self.angles = cosine.contiguous(), sine.contiguous()
+        self.rows = Rows(self.line, self.count).in_turn
+
+    def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        queries = self._product(given, [layer.query]).unflatten(1, (-1, self.size))
+        keys, values = self._product(given, layer.memory).unflatten(1, (2, -1, self.size)).unbind(1)
+        queries, keys = map(self._rotated, (queries, keys), layer.head_norms)
+        found = self.rows.attend_flat(queries, keys, values, None).flatten(1)
+        return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
+
+    def _rotated(self, vectors: Tensor, norm: Any) -> Tensor:
+        if norm is not None:
+            vectors = self._norm(vectors.float(), norm, self.kind)
+        return kernels.rotated_halves(vectors, *self.angles)
+
+
+class _OnProcessor(_Reader):
+    def prepare(self, cosine: Tensor, sine: Tensor) -> None:
+        self.angles = torch.complex(cosine, sine)
+        self.order = neighbours(self.heads, self.size)
+        self.blocks = self._blocks()
+
+    def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         order = self.order[: self.groups * self.size]  # of keys, and then of values, which stay as they come
         order = torch.cat([order, torch.arange(len(order), 2 * len(order))])
-        memory = self._product(given, [attention.k_proj, attention.v_proj], order).unflatten(1, (2, -1, self.size))
-        keys = self._rotated(memory[:, 0], angles, getattr(attention, "k_norm", None))
+        memory = self._product(given, layer.memory, order).unflatten(1, (2, -1, self.size))
+        of_queries, of_keys = layer.head_norms
+        keys, angles, blocks = self._rotated(memory[:, 0], self.angles, of_keys), self.angles, self.blocks
         if places is not None:
             given, hidden, angles = (_at(x, places) for x in (given, hidden, angles))
-        queries = self._product(given, [attention.q_proj], self.order).unflatten(1, (-1, self.size))
-        queries = self._rotated(queries, angles, getattr(attention, "q_norm", None))
-        found = kernels.attention(queries, keys, memory[:, 1], blocks)
-        hidden = hidden + self._product(found, [attention.o_proj])
-        given = self._norm(hidden, layer.post_attention_layernorm)
-        both = self._product(given, [perceptron.gate_proj, perceptron.up_proj])
-        return hidden + self._product(kernels.gated(both), [perceptron.down_proj])
-
-    def _norm(self, hidden: Tensor, norm: Any) -> Tensor:
-        return kernels.norm(hidden, norm.weight, self.floor, self.kind)
-
-    def _product(self, given: Tensor, layers: Sequence[nn.Linear], order: Tensor | None = None) -> Tensor:
-        return kernels.product(given, _pack(layers, self.kind, order))
+            blocks = [self._asked()]
+        queries = self._product(given, [layer.query], self.order).unflatten(1, (-1, self.size))
+        queries = self._rotated(queries, angles, of_queries)
+        return kernels.attention(queries, keys, memory[:, 1], blocks), hidden
 
     def _rotated(self, vectors: Tensor, angles: Tensor, norm: Any) -> Tensor:
         """Vectors [N, heads, d], normed if they are to be, turned."""
@@ -96,9 +165,9 @@ class _Reader:
             vectors = kernels.norm(vectors.float(), norm.weight[pairs], self.floor, torch.float32)
         return kernels.rotated(vectors, angles)
 
-    def _blocks(self, count: int) -> list[Block]:
+    def _blocks(self) -> list[Block]:
         """The shared beginning by itself, then the rows behind it."""
-        shared, tokens = self.line.shared, self._rows(count)
+        shared, tokens = self.line.shared, self._rows()
         seen = torch.arange(shared + tokens.shape[1]) <= shared + torch.arange(tokens.shape[1])[:, None]
         rest = self._block(tokens, tokens, seen)
         if not shared:
@@ -106,9 +175,9 @@ class _Reader:
         first = torch.arange(shared)
         return [self._block(first[None], tokens.new_empty((1, 0)), first <= first[:, None]), rest]
 
-    def _asked(self, count: int) -> Block:
+    def _asked(self) -> Block:
         """The rows, and of their queries those at the places that are asked about."""
-        shared, tokens = self.line.shared, self._rows(count)
+        shared, tokens = self.line.shared, self._rows()
         stops = torch.cumsum(self.line.lengths, 0)
         rows = torch.searchsorted(stops, self.places - shared, right=True)
         order = torch.argsort(rows, stable=True)
@@ -121,27 +190,70 @@ class _Reader:
         seen = torch.arange(shared + tokens.shape[1]) <= ahead[:, :, None]
         return self._block(queries, tokens, seen)
 
-    def _rows(self, count: int) -> Tensor:
+    def _rows(self) -> Tensor:
         """[b, W] the tokens of the rows behind the shared beginning, filled up by the last of all."""
         lengths = self.line.lengths
         columns = torch.arange(-(-int(lengths.max()) // _WIDTH) * _WIDTH)
         starts = self.line.shared + torch.cumsum(lengths, 0) - lengths
-        return torch.where(columns < lengths[:, None], starts[:, None] + columns, count - 1)
+        return torch.where(columns < lengths[:, None], starts[:, None] + columns, self.count - 1)
 
     def _block(self, queries: Tensor, tokens: Tensor, seen: Tensor) -> Block:
         return kernels.block(queries, tokens, self.line.shared, seen, self.heads, self.groups)
 
 
-def _pack(layers: Sequence[nn.Linear], kind: torch.dtype, order: Tensor | None) -> Packed:
-    """The layers' weights as one."""
+def _resolve(layer: Any) -> _Layer:
+    attention, perceptron = layer.self_attn, layer.mlp
+    return _Layer(
+        norms=[layer.input_layernorm, layer.post_attention_layernorm],
+        head_norms=[getattr(attention, name, None) for name in ("q_norm", "k_norm")],
+        query=_linear(attention.q_proj),
+        memory=[_linear(attention.k_proj), _linear(attention.v_proj)],
+        out=_linear(attention.o_proj),
+        gate_up=[_linear(perceptron.gate_proj), _linear(perceptron.up_proj)],
+        down=_linear(perceptron.down_proj),
+    )
+
+
+def _linear(part: Any) -> _Linear:
+    if not is_adapted(part):
+        return _Linear(part.weight, part.bias, None, None, 0.0)
+    base, (name,) = part.get_base_layer(), part.active_adapters
+    if part.disable_adapters:
+        return _Linear(base.weight, base.bias, None, None, 0.0)
+    return _Linear(base.weight, base.bias, part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name])
+
+
+def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None) -> Packed:
+    """The layers' weights as one, with their adapters added."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     parameters = [*(layer.weight for layer in layers), *biases]
     with torch.no_grad():
-        weight = torch.cat([layer.weight.to(kind) for layer in layers])
+        sizes = [len(layer.weight) for layer in layers]
+        weight = layers[0].weight.new_empty((sum(sizes), layers[0].weight.shape[1]), dtype=kind)
+        for part, layer in zip(weight.split(sizes), layers, strict=True):
+            part.copy_(_whole(layer))
         bias = torch.cat([bias.to(kind) for bias in biases]) if biases else None
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
-    return Packed(weight, bias, parameters, order)
+    return Packed(weight, bias, parameters, order, *_adapters(layers, order))
+
+
+def _whole(layer: _Linear) -> Tensor:
+    """[out, in]; in fp32, since what an adapter adds may be less than the last digit of a weight in bf16."""
+    if layer.low is None or layer.high is None:
+        return layer.weight
+    return torch.addmm(layer.weight, layer.high, layer.low, alpha=layer.scale)
+
+
+def _adapters(layers: Sequence[_Linear], order: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """[R, in] and [out, R]: of all layers as of one, each of which has ranks of its own."""
+    lows = [layer.low for layer in layers if layer.low is not None]
+    if not lows:
+        return None, None
+    empty = layers[0].weight.new_empty
+    highs = [empty(len(one.weight), 0) if one.high is None else one.scale * one.high for one in layers]
+    high = torch.block_diag(*highs)
+    return torch.cat(lows), high if order is None else high[order]
 
 
 def _at(given: Tensor, places: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 """What the layers of a decoder compute, forwards and backwards, in as few operations as there can be.
 
 A small model's products take a millisecond or two on a processor; what lies around them must not take longer. Each
-function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice.
+function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice. On a GPU
+their formulas are compiled (gpu.py).
 
-Shapes: N tokens, D hidden units, d units of a head, H query heads, G groups of keys and values.
+Shapes: N tokens, D hidden units, d units of a head, H query heads, G groups of keys and values, R ranks of adapters.
 """
 
 import math
@@ -17,44 +18,61 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from turnwise import gpu
+
+_COUNT = 64  # a processor prepares every new shape of a product anew, so only few are let occur
 LONG = 512  # tokens that a query looks at, beyond which its weights are not kept
+
+
+def padded(count: int) -> int:
+    """How many tokens or places are computed for so many."""
+    return -(-count // _COUNT) * _COUNT
 
 
 @dataclass(frozen=True)
 class Packed:
     """Weights of linear layers that read the same input, as one product reads them."""
 
-    weight: Tensor  # [out, in] in the type of products
+    weight: Tensor  # [out, in] in the type of products, adapters added
     bias: Tensor | None  # [out]
     parameters: Sequence[nn.Parameter]  # all weights, then all biases
     order: Tensor | None  # [out] which of the layers' outputs stands where; None: as they come
+    low: Tensor | None = None  # [R, in] of adapters, in fp32
+    high: Tensor | None = None  # [out, R] likewise, scaled and in order
 
 
 class _Product(Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, packed: Packed, *_: nn.Parameter) -> Tensor:
-        ctx.save_for_backward(given)
-        ctx.packed = packed
+    def forward(
+        ctx: Any, given: Tensor, packed: Packed, low: Tensor | None, high: Tensor | None, *parameters: nn.Parameter
+    ) -> Tensor:
+        ctx.save_for_backward(given, packed.weight, low, high)
+        ctx.order, ctx.biased = packed.order, packed.bias is not None
+        ctx.sizes = [len(parameter) for parameter in parameters if parameter.dim() == 2]
         return nn.functional.linear(given, packed.weight, packed.bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        (given,), packed = ctx.saved_tensors, ctx.packed
-        of_given = slope @ packed.weight if ctx.needs_input_grad[0] else None
-        if not any(ctx.needs_input_grad[2:]):
-            return of_given, None, *(None for _ in packed.parameters)
-        weights = _unordered((slope.mT @ given).float(), packed.order)
-        sizes = [len(parameter) for parameter in packed.parameters if parameter.dim() == 2]
-        found = [*weights.split(sizes)]
-        if packed.bias is not None:
-            found += _unordered(slope.sum(0, dtype=torch.float32), packed.order).split(sizes)
-        return of_given, None, *found
+        given, weight, low, high = ctx.saved_tensors
+        of_given = slope @ weight if ctx.needs_input_grad[0] else None
+        of_low = of_high = None
+        if low is not None:
+            low, high = low.to(given.dtype), high.to(given.dtype)
+            of_low = ((slope @ high).mT @ given).float()
+            of_high = (slope.mT @ (given @ low.mT)).float()
+        if not any(ctx.needs_input_grad[4:]):
+            return of_given, None, of_low, of_high, *(None for _ in ctx.needs_input_grad[4:])
+        found = [*_unordered((slope.mT @ given).float(), ctx.order).split(ctx.sizes)]
+        if ctx.biased:
+            found += _unordered(slope.sum(0, dtype=torch.float32), ctx.order).split(ctx.sizes)
+        return of_given, None, of_low, of_high, *found
 
 
 def product(given: Tensor, packed: Packed) -> Tensor:
     """[N, out] of [N, in]; the gradient of the weights comes in fp32."""
-    return _Product.apply(given, packed, *packed.parameters)  # pyright: ignore[reportReturnType]
+    packed_ones = packed.low, packed.high, *packed.parameters
+    return _Product.apply(given, packed, *packed_ones)  # pyright: ignore[reportReturnType]
 
 
 def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:
@@ -64,6 +82,10 @@ def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:
 class _Norm(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
+        if given.is_cuda:
+            found, scale = gpu.normed(given, weight, floor, kind)
+            ctx.save_for_backward(given, weight, scale)
+            return found
         size = torch.linalg.vector_norm(given, dim=-1, keepdim=True)
         scale = (size.square() / given.shape[-1] + floor).rsqrt()
         ctx.save_for_backward(given, weight, scale)
@@ -73,6 +95,9 @@ class _Norm(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         given, weight, scale = ctx.saved_tensors
+        if given.is_cuda:
+            of_weight = gpu.norm_weight_slope(slope, given, scale) if ctx.needs_input_grad[1] else None
+            return gpu.norm_slope(slope, given, weight, scale), of_weight, None, None
         width = given.shape[-1]
         both = (slope * given).view(-1, width)
         along = (both @ weight).view(scale.shape)  # how much the slope points along what is normed
@@ -104,6 +129,24 @@ def rotated(given: Tensor, angles: Tensor) -> Tensor:
     return _Rotated.apply(given, angles)  # pyright: ignore[reportReturnType]
 
 
+class _RotatedHalves(Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return gpu.turned(given, cosine, sine, given.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        cosine, sine = ctx.saved_tensors
+        return gpu.turned(slope, cosine, -sine, slope.dtype), None, None
+
+
+def rotated_halves(given: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Vectors [N, heads, d] turned by angles [N, 1, d / 2]: each number of the first half with one of the second."""
+    return _RotatedHalves.apply(given, cosine, sine)  # pyright: ignore[reportReturnType]
+
+
 def _turned(given: Tensor, angles: Tensor) -> Tensor:
     exact = given.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(angles)
@@ -113,6 +156,9 @@ def _turned(given: Tensor, angles: Tensor) -> Tensor:
 class _Gated(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor) -> Tensor:
+        if given.is_cuda:  # which opens gates anew faster than it reads what they were
+            ctx.save_for_backward(given, None)
+            return gpu.opened(given)
         gate, up = given.chunk(2, -1)
         opened = nn.functional.silu(gate)
         ctx.save_for_backward(given, opened)
@@ -122,6 +168,8 @@ class _Gated(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         given, opened = ctx.saved_tensors
+        if given.is_cuda:
+            return gpu.opened_slope(slope, given)
         gate, up = given.chunk(2, -1)
         found = torch.empty_like(given)
         of_gate, of_up = found.chunk(2, -1)
@@ -239,3 +287,24 @@ def _frugal(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Bloc
         looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         found = found.index_copy(0, one.queries, looked.flatten(0, 2).to(values.dtype))
     return found.view(-1, heads * size)
+
+
+class _Judged(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logprobs, entropy, total = gpu.judged(logits, targets, temperature)
+        ctx.save_for_backward(logits, targets, total, entropy)
+        ctx.temperature = temperature
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_logprobs: Tensor, of_entropy: Tensor) -> tuple[Any, ...]:
+        logits, targets, total, entropy = ctx.saved_tensors
+        slopes = total, entropy, of_logprobs, of_entropy
+        return gpu.judged_slope(logits, targets, ctx.temperature, *slopes), None, None
+
+
+def judged(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets [N] and entropies in nats, in fp32, by logits [N, V] over the temperature."""
+    return _Judged.apply(logits, targets, temperature)  # pyright: ignore[reportReturnType]

@@ -19,12 +19,13 @@ from transformers import PreTrainedModel
 
 from turnwise import fused
 from turnwise.batch import Batch, Micro
-from turnwise.fused import padded
+from turnwise.kernels import judged, padded
 from turnwise.lanes import Lanes
 from turnwise.lora import Adapters
 from turnwise.trunk import prepare, read
 
 _LOGITS = 2**27  # computed at a time, several numbers in fp32 for each
+_BARE = 2**30  # and on a GPU, which keeps nothing but them
 _SMALL = 30_000_000  # parameters up to which a gradient for each core costs little, and cores have too little to share
 
 
@@ -83,8 +84,12 @@ class Policy(nn.Module):
 
     @cached_property
     def lanes(self) -> Lanes:
-        """In how many threads lines are read side by side. Modules of transformers, with our hooks, are read in one."""
-        apart = fused.can_read(self.actor.get_decoder()) and self.actor.num_parameters() <= _SMALL
+        """In how many threads lines are read side by side.
+
+        In one, where modules of transformers have our hooks, or where adapters take turns.
+        """
+        alone = self.device.type != "cpu" or self.adapters is not None or self.actor.num_parameters() > _SMALL
+        apart = not alone and fused.can_read(self.actor.get_decoder())
         return Lanes(torch.get_num_threads() if apart else 1)
 
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -195,7 +200,8 @@ class Policy(nn.Module):
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         """Log-probs of the targets and entropies, [n] each."""
         targets = micro.targets.to(self.device)
-        size = _LOGITS // model.config.get_text_config().vocab_size
+        most = _BARE if self.device.type == "cuda" else _LOGITS
+        size = most // model.config.get_text_config().vocab_size
         if len(hidden) <= size:
             return self._judge(model, hidden, targets)
         # All logits of a long line and a large vocabulary would take more memory than the layers do.
@@ -206,11 +212,10 @@ class Policy(nn.Module):
 
     def _judge(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.
-        filled = nn.functional.pad(hidden, (0, 0, 0, padded(len(hidden)) - len(hidden)))
-        logits = model.lm_head(filled)[: len(hidden)].float() / self.temperature
-        logprobs = torch.log_softmax(logits, dim=-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(1, targets[:, None])[:, 0], entropy
+        count, missing = len(hidden), padded(len(hidden)) - len(hidden)
+        logits = model.lm_head(nn.functional.pad(hidden, (0, 0, 0, missing)))
+        logprobs, entropy = judged(logits, nn.functional.pad(targets, (0, missing)), self.temperature)
+        return logprobs[:count], entropy[:count]
 
 
 def _value_head(actor: PreTrainedModel) -> nn.Linear:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from turnwise import fused
 from turnwise.attention import ATTENTION, Rows
 from turnwise.batch import Line
-from turnwise.fused import padded
+from turnwise.kernels import padded
 
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
@@ -50,11 +50,12 @@ def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
     """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
     if fused.can_read(trunk) and len(places):
         return fused.read(trunk, line, places)
-    missing = padded(len(line.tokens)) - len(line.tokens)
+    count = padded(len(line.tokens))
+    missing = count - len(line.tokens)
     tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
     given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
-    given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Rows(line)}
+    given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Rows(line, count)}
     # Checkpointing runs layers again later, without hooks.
     if any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules()):
         return trunk(**given).last_hidden_state[0, places]

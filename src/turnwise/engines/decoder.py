@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from turnwise.engines.attention import attention_of
 from turnwise.engines.cache import Cache
 from turnwise.family import in_family, is_adapted, neighbours
-from turnwise.fused import padded
+from turnwise.kernels import padded
 
 _SMALL = 300_000_000  # parameters of a model on a processor up to which the copy of the weights costs little
 _RECUR = 64  # tokens up to which every number of them comes again and again
