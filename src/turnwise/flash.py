@@ -39,10 +39,8 @@ class Cuts:
         """[N, heads, d] of queries [N, heads, d], and of keys and values [K, groups, d]."""
         query, key, value = (x.to(_arithmetic(x)) for x in (query, key, value))
         options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}  # all before a token, and none behind it
-        if "enable_gqa" in _OPTIONS:
+        if "enable_gqa" in _OPTIONS:  # before 2.12 nobody counts the heads
             options["enable_gqa"] = True
-        else:  # before 2.12
-            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         return varlen.varlen_attn(query, key, value, *self._cuts, *self._longest, **options)
 
 

@@ -18,7 +18,7 @@ from turnwise import flash, kernels
 from turnwise.attention import Rows
 from turnwise.batch import Line
 from turnwise.family import in_family, is_adapted, neighbours
-from turnwise.kernels import Block, Packed, padded
+from turnwise.kernels import Adapter, Block, Packed, padded
 
 _WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
 
@@ -47,13 +47,13 @@ def _kind(device: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Linear:
-    """A linear layer, and the adapters in use."""
+    """A linear layer, and the adapter in use."""
 
     weight: nn.Parameter  # [out, in]
     bias: nn.Parameter | None  # [out]
-    low: nn.Parameter | None  # [r, in]
-    high: nn.Parameter | None  # [out, r]
-    scale: float
+    low: nn.Parameter | None = None  # [r, in]
+    high: nn.Parameter | None = None  # [out, r]
+    scale: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,15 @@ class _OnGPU(_Reader):
         self.rows = Rows(self.line, self.count).in_turn
 
     def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        queries = self._product(given, [layer.query]).unflatten(1, (-1, self.size))
-        keys, values = self._product(given, layer.memory).unflatten(1, (2, -1, self.size)).unbind(1)
-        queries, keys = map(self._rotated, (queries, keys), layer.head_norms)
+        heads = self._product(given, [layer.query, *layer.memory]).unflatten(1, (-1, self.size))
+        rotated, values = heads.split((self.heads + self.groups, self.groups), 1)
+        if layer.head_norms[0] is not None:
+            both = rotated.float().split((self.heads, self.groups), 1)
+            rotated = torch.cat([self._norm(*one, self.kind) for one in zip(both, layer.head_norms, strict=True)], 1)
+        rotated = kernels.rotated_halves(rotated, *self.angles)
+        queries, keys = rotated.split((self.heads, self.groups), 1)
         found = self.rows.attend_flat(queries, keys, values, None).flatten(1)
         return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
-
-    def _rotated(self, vectors: Tensor, norm: Any) -> Tensor:
-        if norm is not None:
-            vectors = self._norm(vectors.float(), norm, self.kind)
-        return kernels.rotated_halves(vectors, *self.angles)
 
 
 class _OnProcessor(_Reader):
@@ -216,44 +215,39 @@ def _resolve(layer: Any) -> _Layer:
 
 def _linear(part: Any) -> _Linear:
     if not is_adapted(part):
-        return _Linear(part.weight, part.bias, None, None, 0.0)
+        return _Linear(part.weight, part.bias)
     base, (name,) = part.get_base_layer(), part.active_adapters
     if part.disable_adapters:
-        return _Linear(base.weight, base.bias, None, None, 0.0)
+        return _Linear(base.weight, base.bias)
     return _Linear(base.weight, base.bias, part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name])
 
 
-def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None) -> Packed:
+def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None = None) -> Packed:
     """The layers' weights as one, with their adapters added."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     parameters = [*(layer.weight for layer in layers), *biases]
+    sizes = [len(layer.weight) for layer in layers]
+    adapters: list[Adapter] = []
     with torch.no_grad():
-        sizes = [len(layer.weight) for layer in layers]
         weight = layers[0].weight.new_empty((sum(sizes), layers[0].weight.shape[1]), dtype=kind)
+        row = rank = 0
         for part, layer in zip(weight.split(sizes), layers, strict=True):
-            part.copy_(_whole(layer))
+            if layer.low is None or layer.high is None:
+                part.copy_(layer.weight)
+            else:  # in fp32, since what an adapter adds may be less than the last digit of a weight in bf16
+                part.copy_(torch.addmm(layer.weight, layer.high, layer.low, alpha=layer.scale))
+                rows, ranks = slice(row, row + len(part)), slice(rank, rank + len(layer.low))
+                adapters.append(Adapter(layer.low, layer.high, layer.scale, rows, ranks))
+                rank = ranks.stop
+            row += len(part)
         bias = torch.cat([bias.to(kind) for bias in biases]) if biases else None
+        low = torch.cat([one.low.to(kind) for one in adapters]) if adapters else None
+        high = weight.new_zeros((row, rank)) if adapters else None
+        for one in adapters:
+            high[one.rows, one.ranks] = one.high * one.scale
         if order is not None:
-            weight, bias = weight[order], None if bias is None else bias[order]
-    return Packed(weight, bias, parameters, order, *_adapters(layers, order))
-
-
-def _whole(layer: _Linear) -> Tensor:
-    """[out, in]; in fp32, since what an adapter adds may be less than the last digit of a weight in bf16."""
-    if layer.low is None or layer.high is None:
-        return layer.weight
-    return torch.addmm(layer.weight, layer.high, layer.low, alpha=layer.scale)
-
-
-def _adapters(layers: Sequence[_Linear], order: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """[R, in] and [out, R]: of all layers as of one, each of which has ranks of its own."""
-    lows = [layer.low for layer in layers if layer.low is not None]
-    if not lows:
-        return None, None
-    empty = layers[0].weight.new_empty
-    highs = [empty(len(one.weight), 0) if one.high is None else one.scale * one.high for one in layers]
-    high = torch.block_diag(*highs)
-    return torch.cat(lows), high if order is None else high[order]
+            weight, bias, high = (None if x is None else x[order] for x in (weight, bias, high))
+    return Packed(weight, bias, parameters, order, low, high, adapters)
 
 
 def _at(given: Tensor, places: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+_ROWS = 64  # the number of tokens is a multiple of it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -24,9 +25,9 @@ def in_one(formula: F) -> F:
         if not first.is_cuda:
             return formula(first, *rest)
         # Whether anything learns makes no difference here, and another number of tokens is no reason to compile anew.
-        given = [x.detach() if isinstance(x, Tensor) else x for x in (first, *rest)]
+        given = [x.detach() if isinstance(x, Tensor) and x.requires_grad else x for x in (first, *rest)]
         for x in given:
-            if isinstance(x, Tensor) and len(x) == len(first):
+            if isinstance(x, Tensor) and x.dim() and len(x) == len(first):
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         return _compiled(formula)(*given)
 
@@ -35,7 +36,7 @@ def in_one(formula: F) -> F:
 
 @cache
 def _compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(formula, fullgraph=True) if _can_compile() else formula
+    return torch.compile(formula) if _can_compile() else formula
 
 
 @cache
@@ -61,6 +62,12 @@ def normed(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> tu
 
 
 @in_one
+def unit(given: Tensor, floor: Tensor, kind: torch.dtype) -> Tensor:
+    """Vectors [..., D] over the root of their squares' sum and of the floor's square, in `kind`."""
+    return (given * (given.square().sum(-1, keepdim=True) + floor.square()).rsqrt()).to(kind)
+
+
+@in_one
 def norm_slope(slope: Tensor, given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     own = slope.float() * weight
     along = (own * given).mean(-1, keepdim=True)  # how much the slope points along what is normed
@@ -69,14 +76,20 @@ def norm_slope(slope: Tensor, given: Tensor, weight: Tensor, scale: Tensor) -> T
 
 @in_one
 def norm_weight_slope(slope: Tensor, given: Tensor, scale: Tensor) -> Tensor:
-    return (slope.float() * given * scale).flatten(0, -2).sum(0)
+    return (slope.float() * given * scale).reshape(-1, _ROWS, given.shape[-1]).sum(1).sum(0)  # sums side by side
 
 
 @in_one
-def turned(given: Tensor, cosine: Tensor, sine: Tensor, kind: torch.dtype) -> Tensor:
-    """Vectors [N, heads, d] rotated by angles [N, 1, d / 2], the first half of each with the second, in `kind`."""
-    one, other = given.float().chunk(2, -1)
-    return torch.cat([one * cosine - other * sine, one * sine + other * cosine], -1).to(kind)
+def turned(given: Tensor, cosine: Tensor, sine: Tensor, kind: torch.dtype, still: int = 0) -> Tensor:
+    """Vectors [N, heads, d] rotated by angles [N, 1, d / 2], the first half of each with the second, in `kind`.
+
+    The last heads, so many, stay as they are.
+    """
+    exact = given.float()
+    rotated, rest = exact.split((given.shape[1] - still, still), 1)
+    one, other = rotated.chunk(2, -1)
+    rotated = torch.cat([one * cosine - other * sine, one * sine + other * cosine], -1)
+    return torch.cat([rotated, rest], 1).to(kind)
 
 
 @in_one

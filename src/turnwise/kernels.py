@@ -36,19 +36,30 @@ class Packed:
     weight: Tensor  # [out, in] in the type of products, adapters added
     bias: Tensor | None  # [out]
     parameters: Sequence[nn.Parameter]  # all weights, then all biases
-    order: Tensor | None  # [out] which of the layers' outputs stands where; None: as they come
-    low: Tensor | None = None  # [R, in] of adapters, in fp32
-    high: Tensor | None = None  # [out, R] likewise, scaled and in order
+    order: Tensor | None = None  # [out] which of the layers' outputs stands where; None: as they come
+    low: Tensor | None = None  # [R, in] of all adapters, in the type of products
+    high: Tensor | None = None  # [out, R] likewise, scaled and in order; those of a layer see its own outputs alone
+    adapters: Sequence["Adapter"] = ()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What a low-rank adapter adds to one of the packed layers: scale x high x low."""
+
+    low: nn.Parameter  # [r, in]
+    high: nn.Parameter  # [rows, r]
+    scale: float
+    rows: slice  # of the outputs, before they are put in order
+    ranks: slice  # of R
 
 
 class _Product(Function):
     @staticmethod
-    def forward(
-        ctx: Any, given: Tensor, packed: Packed, low: Tensor | None, high: Tensor | None, *parameters: nn.Parameter
-    ) -> Tensor:
-        ctx.save_for_backward(given, packed.weight, low, high)
-        ctx.order, ctx.biased = packed.order, packed.bias is not None
-        ctx.sizes = [len(parameter) for parameter in parameters if parameter.dim() == 2]
+    def forward(ctx: Any, given: Tensor, packed: Packed, *_: nn.Parameter) -> Tensor:
+        # What is saved may be dropped and computed again; what the context holds beside is small.
+        ctx.save_for_backward(given, packed.weight, packed.low, packed.high)
+        ctx.order, ctx.biased, ctx.adapters = packed.order, packed.bias is not None, packed.adapters
+        ctx.sizes = [len(parameter) for parameter in packed.parameters if parameter.dim() == 2]
         return nn.functional.linear(given, packed.weight, packed.bias)
 
     @staticmethod
@@ -56,23 +67,24 @@ class _Product(Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         given, weight, low, high = ctx.saved_tensors
         of_given = slope @ weight if ctx.needs_input_grad[0] else None
-        of_low = of_high = None
-        if low is not None:
-            low, high = low.to(given.dtype), high.to(given.dtype)
+        of_adapters: list[Tensor] = []
+        if ctx.adapters:
             of_low = ((slope @ high).mT @ given).float()
-            of_high = (slope.mT @ (given @ low.mT)).float()
-        if not any(ctx.needs_input_grad[4:]):
-            return of_given, None, of_low, of_high, *(None for _ in ctx.needs_input_grad[4:])
-        found = [*_unordered((slope.mT @ given).float(), ctx.order).split(ctx.sizes)]
-        if ctx.biased:
-            found += _unordered(slope.sum(0, dtype=torch.float32), ctx.order).split(ctx.sizes)
-        return of_given, None, of_low, of_high, *found
+            of_high = _unordered((slope.mT @ (given @ low.mT)).float(), ctx.order)
+            for one in ctx.adapters:
+                of_adapters += [of_low[one.ranks], of_high[one.rows, one.ranks] * one.scale]
+        of_weights: list[Tensor | None] = [None] * (len(ctx.sizes) * (1 + ctx.biased))
+        if any(ctx.needs_input_grad[2 + len(of_adapters) :]):
+            of_weights = [*_unordered((slope.mT @ given).float(), ctx.order).split(ctx.sizes)]
+            if ctx.biased:
+                of_weights += _unordered(slope.sum(0, dtype=torch.float32), ctx.order).split(ctx.sizes)
+        return of_given, None, *of_adapters, *of_weights
 
 
 def product(given: Tensor, packed: Packed) -> Tensor:
     """[N, out] of [N, in]; the gradient of the weights comes in fp32."""
-    packed_ones = packed.low, packed.high, *packed.parameters
-    return _Product.apply(given, packed, *packed_ones)  # pyright: ignore[reportReturnType]
+    adapters = [part for one in packed.adapters for part in (one.low, one.high)]
+    return _Product.apply(given, packed, *adapters, *packed.parameters)  # pyright: ignore[reportReturnType]
 
 
 def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from turnwise import gpu
 from turnwise.engines.attention import attention_of
 from turnwise.engines.cache import Cache
 from turnwise.family import in_family, is_adapted, neighbours
@@ -78,6 +79,8 @@ class Decoder:
         sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
         eps, self._device = config.rms_norm_eps, model.device
         self._floor = {size: torch.tensor((size * eps) ** 0.5, device=self._device) for size in sizes}  # of RMS norms
+        self._on_gpu = model.device.type == "cuda"
+        self._kind = torch.bfloat16 if bf16 else torch.float32
         self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
         self.load()
 
@@ -111,9 +114,8 @@ class Decoder:
             if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
                 chosen = torch.tensor(counts, device=self._device).cumsum(0) - 1
                 hidden = hidden[chosen]
-            hidden = hidden + layer.out(attention(parts, number, chosen)).float()
-            gate, up = layer.gate_up(self._unit(hidden)).chunk(2, -1)
-            hidden = hidden + layer.down(nn.functional.silu(gate) * up).float()  # adding two types takes longer
+            hidden = self._sum(hidden, layer.out(attention(parts, number, chosen)))
+            hidden = self._sum(hidden, layer.down(self._opened(layer.gate_up(self._unit(hidden)))))
         return self._head(self._unit(hidden)).float()
 
     def _angles_at(self, positions: Tensor, stop: int) -> Tensor:
@@ -127,22 +129,39 @@ class Decoder:
 
     def _query_key_value(self, layer: _Layer, given: Tensor, angles: Tensor) -> Tensor:
         """[N, heads + 2 x groups, d] of [N, D], queries and keys rotated by angles [N, 1, d / 2]."""
-        parts = layer.qkv(given).float().unflatten(-1, (self._heads + 2 * self._groups, -1))
+        parts = layer.qkv(given).unflatten(-1, (self._heads + 2 * self._groups, -1))
+        if not self._on_gpu or layer.head_norms is not None:
+            parts = parts.float()
         rotated = parts[:, : -self._groups]
         if layer.head_norms is not None:
             rotated.copy_(self._unit(rotated) * layer.head_norms)
+        if self._on_gpu:
+            return gpu.turned(parts, *torch.view_as_real(angles).unbind(-1), torch.float32, self._groups)
         torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(angles)
         return parts
 
     def _unit(self, given: Tensor) -> Tensor:
         """RMS norm, but for the weights and the square root of the width, which `_Linear` puts into what follows."""
-        size = torch.linalg.vector_norm(given, dim=-1, keepdim=True)
-        return given / torch.hypot(size, self._floor[given.shape[-1]])
+        floor = self._floor[given.shape[-1]]
+        if self._on_gpu:
+            return gpu.unit(given, floor, self._kind)
+        return given / torch.hypot(torch.linalg.vector_norm(given, dim=-1, keepdim=True), floor)
+
+    def _opened(self, both: Tensor) -> Tensor:
+        if self._on_gpu:
+            return gpu.opened(both)
+        gate, up = both.chunk(2, -1)
+        return nn.functional.silu(gate) * up
+
+    def _sum(self, hidden: Tensor, more: Tensor) -> Tensor:
+        return hidden + (more if self._on_gpu else more.float())  # adding two types takes a processor longer
 
     def _layer(self, layer: Any) -> _Layer:
         attention, perceptron = layer.self_attn, layer.mlp
         size, norms = attention.head_dim, None
         rotated = neighbours(self._heads + self._groups, size)
+        if self._on_gpu:  # whose formula rotates each half of a head with the other
+            rotated = torch.arange(len(rotated))
         order = torch.cat([rotated, torch.arange(len(rotated), len(rotated) + self._groups * size)])
         if hasattr(attention, "q_norm"):
             both = [attention.q_norm] * self._heads + [attention.k_norm] * self._groups
