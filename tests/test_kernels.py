@@ -187,7 +187,8 @@ def test_on_a_gpu_it_is_as_close_as_the_modules(monkeypatch, kind, others, learn
         with torch.autocast("cuda", torch.bfloat16):
             mine = read_and_learned(kind, others, shared, learning, "cuda")
         assert mine[1].keys() == gradients.keys()
-        pairs = [(mine[0].float(), found), *((mine[1][name], gradient) for name, gradient in gradients.items())]
+        pairs = [(mine[0].detach().float().cpu(), found.detach())]
+        pairs += [(mine[1][name].cpu(), gradient) for name, gradient in gradients.items()]
         gaps.append(
             [float((one.detach().cpu() - other.detach()).norm() / (other.norm() + 1e-3)) for one, other in pairs]
         )

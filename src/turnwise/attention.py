@@ -85,7 +85,8 @@ class _InTurn:
         self._cuts = flash.Cuts(own, seen, device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return self.attend_flat(*(x[0].transpose(0, 1) for x in (query, key, value)), scale)[None]
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend_flat(query, key, value, scale)[None]
 
     def attend_flat(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """[N, heads, d] of queries [N, heads, d], keys and values [N, groups, d]."""

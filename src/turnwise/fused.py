@@ -242,11 +242,11 @@ def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None = N
             row += len(part)
         bias = torch.cat([bias.to(kind) for bias in biases]) if biases else None
         low = torch.cat([one.low.to(kind) for one in adapters]) if adapters else None
-        high = weight.new_zeros((row, rank)) if adapters else None
+        high = weight.new_zeros((row, rank))
         for one in adapters:
             high[one.rows, one.ranks] = one.high * one.scale
         if order is not None:
-            weight, bias, high = (None if x is None else x[order] for x in (weight, bias, high))
+            weight, bias, high = weight[order], None if bias is None else bias[order], high[order]
     return Packed(weight, bias, parameters, order, low, high, adapters)
 
 

@@ -38,7 +38,7 @@ class Packed:
     parameters: Sequence[nn.Parameter]  # all weights, then all biases
     order: Tensor | None = None  # [out] which of the layers' outputs stands where; None: as they come
     low: Tensor | None = None  # [R, in] of all adapters, in the type of products
-    high: Tensor | None = None  # [out, R] likewise, scaled and in order; those of a layer see its own outputs alone
+    high: Tensor | None = None  # [out, R] likewise, scaled and in order; that of a layer's adapter is for its outputs
     adapters: Sequence["Adapter"] = ()
 
 

@@ -136,7 +136,8 @@ class Decoder:
         if layer.head_norms is not None:
             rotated.copy_(self._unit(rotated) * layer.head_norms)
         if self._on_gpu:
-            return gpu.turned(parts, *torch.view_as_real(angles).unbind(-1), torch.float32, self._groups)
+            cosine, sine = torch.view_as_real(angles).unbind(-1)
+            return gpu.turned(parts, cosine, sine, torch.float32, self._groups)
         torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(angles)
         return parts
 
