@@ -14,13 +14,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.common import Endless, record
 from turnwise.collector import Collector, play_all
 from turnwise.config import Config
 from turnwise.evaluate import open_player
-from turnwise.models import pick_device
 from turnwise.protocols import Engine
 from turnwise.recipe import parse_config
 from turnwise.slot import Slot
@@ -48,13 +46,11 @@ class Geometric(Endless):
 
 
 def main() -> None:
-    device = pick_device("auto")
-    where: dict[str, Any] = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     for name, slow_s in LATENCIES.items():
-        record(f"{name}_on_gpu" if where else name, {**where, **measured(slow_s)})
+        record(name, measured(slow_s))
 
 
-def measured(slow_s: float) -> dict[str, Any]:
+def measured(slow_s: float) -> dict[str, float]:
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     idle: dict[str, list[float]] = {way: [] for way in WAYS}
     config = settings(slow_s)
@@ -69,9 +65,7 @@ def measured(slow_s: float) -> dict[str, Any]:
                     idle[way].append(waiting)
     for collector in collectors.values():
         collector.close()
-    figures: dict[str, Any] = {
-        f"turns_per_s_in_batches_of_{way}": statistics.median(series) for way, series in rates.items()
-    }
+    figures = {f"turns_per_s_in_batches_of_{way}": statistics.median(series) for way, series in rates.items()}
     figures |= {f"idle_share_in_batches_of_{way}": statistics.median(series) for way, series in idle.items()}
     for ours, theirs in product(OURS, [way for way in WAYS if way not in OURS]):
         ratios = [mine / its for mine, its in zip(rates[ours], rates[theirs], strict=True)]
