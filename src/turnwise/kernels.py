@@ -319,4 +319,7 @@ class _Judged(Function):
 
 def judged(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets [N] and entropies in nats, in fp32, by logits [N, V] over the temperature."""
-    return _Judged.apply(logits, targets, temperature)  # pyright: ignore[reportReturnType]
+    if logits.is_cuda:
+        return _Judged.apply(logits, targets, temperature)  # pyright: ignore[reportReturnType]
+    logprobs = torch.log_softmax(logits.float() / temperature, -1)
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
