@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from threading import Event
 
 import pytest
@@ -59,6 +60,22 @@ def test_it_refuses_what_a_gpu_refuses(gpu):
     assert not isinstance(there.cpu(), OnGPU)
     assert there.tolist() == [1, 2, 3]
     assert reads
+
+
+def test_where_no_kernel_can_be_compiled_formulas_are_computed_as_they_stand(monkeypatch):
+    def fail(_: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(formulas, "_compiled", cache(formulas._compiled.__wrapped__))
+    monkeypatch.setattr(formulas, "_can_compile", cache(formulas._can_compile.__wrapped__))
+    given = torch.randn(3, 8)
+    with (
+        standing_in(monkeypatch),
+        pytest.warns(UserWarning, match=r": Failed to find C compiler. \(needed"),
+    ):
+        found = formulas.opened(given.to(CUDA))
+    assert torch.equal(found.here, formulas.opened(given))
 
 
 @pytest.mark.parametrize("kind", FAMILY)
