@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--small", action="store_true", help="a quick try, on a CPU too; its figures mean nothing")
     parser.add_argument("--only", choices=WAYS, help="none: one way after the other")
     parser.add_argument("--micro-tokens", type=int, help="of a forward pass, other than a way has")
-    parser.add_argument("--twice", type=int, choices=(0, 1), help="compute activations twice, or not")
+    twice = argparse.BooleanOptionalAction
+    parser.add_argument("--twice", action=twice, help="compute activations twice, other than a way has it")
     options = parser.parse_args(arguments)
     device = pick_device("auto")
     if device.type != "cuda" and not options.small:
@@ -131,9 +132,9 @@ def make_job(size: Size) -> Job:
     return Job("", prompts, [prompt() for _ in range(size.slots)], size.reply, size.minibatch, "auto")
 
 
-def configure(way: str, size: Size, micro_tokens: int | None = None, twice: int | None = None) -> Config:
+def configure(way: str, size: Size, micro_tokens: int | None = None, twice: bool | None = None) -> Config:
     """The defaults, which are the report's values, but for sizes."""
-    others = {"micro_tokens": micro_tokens, "gradient_checkpointing": None if twice is None else bool(twice)}
+    others = {"micro_tokens": micro_tokens, "gradient_checkpointing": twice}
     update = {**WAYS[way]["update"], **{key: value for key, value in others.items() if value is not None}}
     return parse_config(
         {

@@ -48,3 +48,13 @@ def collectors_are_closed(monkeypatch: pytest.MonkeyPatch):
     yield
     for collector in made:
         collector.close()
+
+
+@pytest.fixture(params=["kernels", "modules"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lines are read by our own kernels, or by the modules of transformers."""
+    from turnwise import fused
+
+    if request.param == "modules":
+        monkeypatch.setattr(fused, "can_read", lambda trunk: False)
+    return request.param

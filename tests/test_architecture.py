@@ -118,7 +118,7 @@ def test_records_environments_and_memories_run_without_torch():
         ("gpu", set()),
         ("kernels", {"gpu"}),
         ("flash", set()),
-        ("attention", {"batch", "flash"}),
+        ("attention", {"batch", "flash", "kernels"}),
         ("fused", {"attention", "batch", "family", "flash", "kernels"}),
         ("trunk", {"attention", "batch", "fused", "kernels"}),
         ("policy", {"batch", "fused", "kernels", "lanes", "lora", "trunk"}),

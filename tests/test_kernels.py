@@ -63,7 +63,7 @@ def test_a_gpus_formula_of_a_norm_is_the_processors(shape):
     wanted = torch.autograd.grad(found, [given, weight], slope)
     with torch.no_grad():
         mine, scale = gpu.normed(given, weight, 0.1, torch.float32)
-        slopes = gpu.norm_slope(slope, given, weight, scale), gpu.norm_weight_slope(slope, given, scale)
+        slopes = gpu.norm_slope(slope, given, weight, scale), gpu.norm_weight_slope(slope, given, scale, 64)
     assert torch.allclose(mine, found, atol=1e-5)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(slopes, wanted, strict=True))
 
@@ -151,6 +151,16 @@ def test_a_line_is_read_and_learned_from_as_by_the_modules(monkeypatch, kind, ot
     assert_read_alike(mine, read_and_learned(kind, others, shared, learning))
 
 
+@pytest.mark.parametrize(("learning", "times"), [("all weights", 3), ("activations twice", 5)])
+def test_what_is_not_kept_is_computed_twice(monkeypatch, learning, times):
+    """But for the last layer, which comes first in the backward pass."""
+    seen: list[Tensor] = []
+    gated = kernels.gated
+    monkeypatch.setattr(kernels, "gated", lambda given: seen.append(given) or gated(given))
+    read_and_learned("qwen2", {}, 20, learning)
+    assert len(seen) == times
+
+
 def test_in_bf16_it_is_as_close_as_the_modules_in_bf16(monkeypatch):
     line = line_of(ids(20), [ids(length, seed=length) for length in (30, 40, 17)])
     places = 20 + torch.arange(87)
@@ -187,9 +197,7 @@ def test_on_a_gpu_it_is_as_close_as_the_modules(monkeypatch, kind, others, learn
         assert mine[1].keys() == gradients.keys()
         pairs = [(mine[0].detach().float().cpu(), found.detach())]
         pairs += [(mine[1][name].cpu(), gradient) for name, gradient in gradients.items()]
-        gaps.append(
-            [float((one.detach().cpu() - other.detach()).norm() / (other.norm() + 1e-3)) for one, other in pairs]
-        )
+        gaps.append([float((one - other).norm() / (other.norm() + 1e-3)) for one, other in pairs])
     assert gaps[0][0] < 1.5 * gaps[1][0] + 1e-3
     assert sum(gaps[0]) < 1.5 * sum(gaps[1])
 

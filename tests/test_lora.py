@@ -88,7 +88,7 @@ def test_what_the_critic_learns_leaves_the_actor_alone(tiny, batch):
     assert not torch.equal(policy.score(batch, 1000).values, before[1])
 
 
-def test_checkpointed_activations_teach_the_same(tiny):
+def test_checkpointed_activations_teach_the_same(way, tiny):
     """Layers are run again after another adapter came into use."""
     policy = adapted(tiny[0])
     batch, credit = opinions(policy, make_segments())

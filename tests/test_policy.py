@@ -221,7 +221,7 @@ def test_the_last_perceptron_sees_only_places_that_are_read(modules, tiny):
     assert seen == [64 * -(-len(batch.logprobs) // 64)]
 
 
-def test_checkpointed_activations_teach_the_same(modules, tiny, critic):
+def test_checkpointed_activations_teach_the_same(way, tiny, critic):
     policy = make_policy(tiny[0], critic)
     batch, credit = opinions(policy, make_segments())
     expected = learn(policy, batch, credit)

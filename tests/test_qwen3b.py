@@ -20,7 +20,7 @@ def test_a_step_in_both_ways_is_measured(monkeypatch, tmp_path):
 def test_common_beginnings_are_counted_once():
     size = qwen3b.SMALL
     job = qwen3b.make_job(size)
-    config = qwen3b.configure("full", size, micro_tokens=1000, twice=0)
+    config = qwen3b.configure("full", size, micro_tokens=1000, twice=False)
     policy = qwen3b.make_policy(config, size, qwen3b.pick_device("cpu"))
     engine = qwen3b.LocalEngine(policy.actor, frozenset(), policy.precision)
     batch, _, _ = qwen3b.step(config, job, policy, qwen3b.Optimizers(policy, config.update), engine, 0)

@@ -15,7 +15,6 @@ from transformers import (
     Qwen2Config,
 )
 
-from turnwise import fused
 from turnwise.attention import ATTENTION
 from turnwise.batch import Line
 from turnwise.models import arithmetic
@@ -38,14 +37,6 @@ def line_of(beginning: Tensor, rests: list[Tensor]) -> Line:
     positions = [torch.arange(shared), *(shared + torch.arange(len(rest)) for rest in rests)]
     lengths = torch.tensor([len(rest) for rest in rests])
     return Line(torch.cat([beginning, *rests]), torch.cat(positions), shared, lengths)
-
-
-@pytest.fixture(params=["kernels", "modules"])
-def way(request, monkeypatch):
-    """Lines are read by our own kernels, or by the modules of transformers."""
-    if request.param == "modules":
-        monkeypatch.setattr(fused, "can_read", lambda trunk: False)
-    return request.param
 
 
 @pytest.mark.parametrize("shared", [0, 1, 20])

@@ -15,9 +15,9 @@ from transformers.masking_utils import sdpa_mask
 
 from turnwise import flash
 from turnwise.batch import Line, spans
+from turnwise.kernels import WIDTH, padded
 
 ATTENTION = "turnwise_line"
-_WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
 
 
 class Rows:
@@ -109,7 +109,7 @@ class _SideBySide:
     def __init__(self, line: Line):
         lengths, device = line.lengths, line.tokens.device
         self._shared = line.shared
-        width = -(-int(lengths.max()) // _WIDTH) * _WIDTH
+        width = padded(int(lengths.max()), WIDTH)
         starts = line.shared + torch.cumsum(lengths, 0) - lengths
         columns = torch.arange(width)
         used = columns < lengths[:, None]

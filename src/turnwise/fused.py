@@ -5,6 +5,7 @@ of a head that are rotated together lie side by side, as the weights' rows are t
 is in blocks. A GPU has kernels for both as they are.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,7 @@ from turnwise import flash, kernels
 from turnwise.attention import Rows
 from turnwise.batch import Line
 from turnwise.family import in_family, is_adapted, neighbours
-from turnwise.kernels import Adapter, Block, Packed, padded
-
-_WIDTH = 16  # rows side by side are a multiple of it wide, as a processor prepares every new shape of a product anew
+from turnwise.kernels import WIDTH, Adapter, Block, Packed, padded
 
 
 def can_read(trunk: PreTrainedModel) -> bool:
@@ -69,7 +68,7 @@ class _Layer:
     down: _Linear
 
 
-class _Reader:
+class _Reader(ABC):
     """One line."""
 
     def __init__(self, trunk: PreTrainedModel, line: Line, places: Tensor, kind: torch.dtype):
@@ -99,13 +98,16 @@ class _Reader:
         hidden = self._layer(last, hidden, self.places)
         return self._norm(hidden, self.trunk.norm, torch.float32)[: len(self.places)]
 
+    @abstractmethod
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         """Work out what all layers need; the angles are [N, 1, d / 2]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What attention finds in normed hidden states, and these as they were; or both at the places, filled up."""
-        raise NotImplementedError
+        """What attention finds [N, H x d] in normed hidden states [N, D], and what these were before the norm [N, D].
+
+        Or both at the places alone, filled up.
+        """
 
     def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         """[N, D] of [N, D]; with `places` only what comes out there, filled up."""
@@ -181,7 +183,7 @@ class _OnProcessor(_Reader):
         rows = torch.searchsorted(stops, self.places - shared, right=True)
         order = torch.argsort(rows, stable=True)
         counts = torch.bincount(rows, minlength=len(stops))
-        width = -(-int(counts.max()) // _WIDTH) * _WIDTH
+        width = padded(int(counts.max()), WIDTH)
         columns = torch.arange(width)
         used = columns < counts[:, None]
         queries = torch.full(used.shape, padded(len(rows) + 1) - 1).masked_scatter_(used, order)
@@ -192,7 +194,7 @@ class _OnProcessor(_Reader):
     def _rows(self) -> Tensor:
         """[b, W] the tokens of the rows behind the shared beginning, filled up by the last of all."""
         lengths = self.line.lengths
-        columns = torch.arange(-(-int(lengths.max()) // _WIDTH) * _WIDTH)
+        columns = torch.arange(padded(int(lengths.max()), WIDTH))
         starts = self.line.shared + torch.cumsum(lengths, 0) - lengths
         return torch.where(columns < lengths[:, None], starts[:, None] + columns, self.count - 1)
 
@@ -227,27 +229,43 @@ def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None = N
     biases = [layer.bias for layer in layers if layer.bias is not None]
     parameters = [*(layer.weight for layer in layers), *biases]
     sizes = [len(layer.weight) for layer in layers]
-    adapters: list[Adapter] = []
+    adapters = _adapters(layers)
     with torch.no_grad():
         weight = layers[0].weight.new_empty((sum(sizes), layers[0].weight.shape[1]), dtype=kind)
-        row = rank = 0
         for part, layer in zip(weight.split(sizes), layers, strict=True):
-            if layer.low is None or layer.high is None:
-                part.copy_(layer.weight)
-            else:  # in fp32, since what an adapter adds may be less than the last digit of a weight in bf16
-                part.copy_(torch.addmm(layer.weight, layer.high, layer.low, alpha=layer.scale))
-                rows, ranks = slice(row, row + len(part)), slice(rank, rank + len(layer.low))
-                adapters.append(Adapter(layer.low, layer.high, layer.scale, rows, ranks))
-                rank = ranks.stop
-            row += len(part)
+            part.copy_(_adapted(layer))
         bias = torch.cat([bias.to(kind) for bias in biases]) if biases else None
-        low = torch.cat([one.low.to(kind) for one in adapters]) if adapters else None
-        high = weight.new_zeros((row, rank))
-        for one in adapters:
-            high[one.rows, one.ranks] = one.high * one.scale
+        low = high = None
+        if adapters:
+            low = torch.cat([one.low.to(kind) for one in adapters])
+            high = weight.new_zeros((len(weight), len(low)))
+            for one in adapters:
+                high[one.rows, one.ranks] = one.high * one.scale
         if order is not None:
-            weight, bias, high = weight[order], None if bias is None else bias[order], high[order]
-    return Packed(weight, bias, parameters, order, low, high, adapters)
+            weight, bias, high = (None if x is None else x[order] for x in (weight, bias, high))
+    assert weight is not None
+    return Packed(weight, bias, parameters, order, adapters, low, high)
+
+
+def _adapted(layer: _Linear) -> Tensor:
+    """[out, in] in fp32, since what an adapter adds may be less than the last digit of a weight in bf16."""
+    if layer.low is None or layer.high is None:
+        return layer.weight
+    return torch.addmm(layer.weight, layer.high, layer.low, alpha=layer.scale)
+
+
+def _adapters(layers: Sequence[_Linear]) -> list[Adapter]:
+    """Those in use, and where in the packed layers they are."""
+    found: list[Adapter] = []
+    row = rank = 0
+    for layer in layers:
+        rows = slice(row, row + len(layer.weight))
+        row = rows.stop
+        if layer.low is not None and layer.high is not None:
+            ranks = slice(rank, rank + len(layer.low))
+            rank = ranks.stop
+            found.append(Adapter(layer.low, layer.high, layer.scale, rows, ranks))
+    return found
 
 
 def _at(given: Tensor, places: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-_ROWS = 64  # the number of tokens is a multiple of it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -69,14 +68,16 @@ def unit(given: Tensor, floor: Tensor, kind: torch.dtype) -> Tensor:
 
 @in_one
 def norm_slope(slope: Tensor, given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """Of what was given [..., D], in fp32, by the slope of what came out."""
     own = slope.float() * weight
     along = (own * given).mean(-1, keepdim=True)  # how much the slope points along what is normed
     return own * scale - given * (along * scale**3)
 
 
 @in_one
-def norm_weight_slope(slope: Tensor, given: Tensor, scale: Tensor) -> Tensor:
-    return (slope.float() * given * scale).reshape(-1, _ROWS, given.shape[-1]).sum(1).sum(0)  # sums side by side
+def norm_weight_slope(slope: Tensor, given: Tensor, scale: Tensor, rows: int) -> Tensor:
+    """Of the weight [D], in fp32; the number of vectors is a multiple of `rows`, whose sums are taken side by side."""
+    return (slope.float() * given * scale).reshape(-1, rows, given.shape[-1]).sum(1).sum(0)
 
 
 @in_one
@@ -101,6 +102,7 @@ def opened(given: Tensor) -> Tensor:
 
 @in_one
 def opened_slope(slope: Tensor, given: Tensor) -> Tensor:
+    """Of gates and ups [N, 2 I], by that of what came out [N, I]."""
     gate, up = given.float().chunk(2, -1)
     share = gate.sigmoid()
     of_gate = slope * up * share * (1 + gate * (1 - share))
@@ -127,6 +129,7 @@ def judged_slope(
     of_logprobs: Tensor,
     of_entropy: Tensor,
 ) -> Tensor:
+    """Of the logits [N, V], by those of log-probs and entropies [N] and by what `judged` said."""
     logprobs = logits.float() / temperature - total
     shares = logprobs.exp()
     chosen = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]

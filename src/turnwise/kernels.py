@@ -20,13 +20,15 @@ from torch.autograd.function import once_differentiable
 
 from turnwise import gpu
 
-_COUNT = 64  # a processor prepares every new shape of a product anew, so only few are let occur
+# A processor prepares every new shape of a product anew, so only few are let occur: multiples of so many
+_COUNT = 64  # tokens or places
+WIDTH = 16  # tokens of rows that lie side by side
 LONG = 512  # tokens that a query looks at, beyond which its weights are not kept
 
 
-def padded(count: int) -> int:
+def padded(count: int, multiple: int = _COUNT) -> int:
     """How many tokens or places are computed for so many."""
-    return -(-count // _COUNT) * _COUNT
+    return -(-count // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Packed:
     bias: Tensor | None  # [out]
     parameters: Sequence[nn.Parameter]  # all weights, then all biases
     order: Tensor | None = None  # [out] which of the layers' outputs stands where; None: as they come
-    low: Tensor | None = None  # [R, in] of all adapters, in the type of products
-    high: Tensor | None = None  # [out, R] likewise, scaled and in order; that of a layer's adapter is for its outputs
     adapters: Sequence["Adapter"] = ()
+    low: Tensor | None = None  # [R, in] of all adapters, in the type of products; None: there are none
+    high: Tensor | None = None  # [out, R] likewise, scaled and in order; that of a layer's adapter is for its outputs
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class _Norm(Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         given, weight, scale = ctx.saved_tensors
         if given.is_cuda:
-            of_weight = gpu.norm_weight_slope(slope, given, scale) if ctx.needs_input_grad[1] else None
+            of_weight = gpu.norm_weight_slope(slope, given, scale, _COUNT) if ctx.needs_input_grad[1] else None
             return gpu.norm_slope(slope, given, weight, scale), of_weight, None, None
         width = given.shape[-1]
         both = (slope * given).view(-1, width)

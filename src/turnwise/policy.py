@@ -25,7 +25,7 @@ from turnwise.lora import Adapters
 from turnwise.trunk import prepare, read
 
 _LOGITS = 2**27  # computed at a time, several numbers in fp32 for each
-_BARE = 2**30  # and on a GPU, which keeps nothing but them
+_LOGITS_ON_GPU = 2**30  # where nothing is kept but them
 _SMALL = 30_000_000  # parameters up to which a gradient for each core costs little, and cores have too little to share
 
 
@@ -200,7 +200,7 @@ class Policy(nn.Module):
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         """Log-probs of the targets and entropies, [n] each."""
         targets = micro.targets.to(self.device)
-        most = _BARE if self.device.type == "cuda" else _LOGITS
+        most = _LOGITS_ON_GPU if self.device.type == "cuda" else _LOGITS
         size = most // model.config.get_text_config().vocab_size
         if len(hidden) <= size:
             return self._judge(model, hidden, targets)
