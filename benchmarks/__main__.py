@@ -15,7 +15,7 @@ QUICK = (
     "tool_latency",
     "engine_gap",
 )
-WITH_PEERS = ("train_step", "sample")  # they install gigabytes of other projects first
+WITH_PEERS = ("train_step", "sample", "collect_vllm")  # they install gigabytes of other projects first
 ON_GPUS = ("qwen3b",)
 ALL = QUICK + WITH_PEERS + ON_GPUS
 

@@ -3,30 +3,48 @@
 Episode lengths are geometric (mean 30, at most 400). A batch of whole episodes is over when the longest is; in a batch
 of turns every slot has as much to do, or, where it is elastic, as much as it has time for. Batches of whole episodes
 are collected in the three ways that are in use. With environments that answer at once, and again with one in eight that
-is slow.
+is slow; batches of as many turns as the recipes have, and larger ones.
 """
 
 import asyncio
 import statistics
+import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from benchmarks.common import Endless, record
 from turnwise.collector import Collector, play_all
 from turnwise.config import Config
-from turnwise.evaluate import open_player
+from turnwise.engines.make import make_engine
+from turnwise.models import arithmetic, open_model
+from turnwise.policy import Policy
 from turnwise.protocols import Engine
 from turnwise.recipe import parse_config
+from turnwise.render import Renderer
 from turnwise.slot import Slot
 
 SLOTS = 32
-MEAN, CAP = 30, 400  # of episodes in turns; a batch of turns has as many a slot, so that both kinds are of one size
-LATENCIES = {"collect": 0.0, "collect_slow": 0.1}  # seconds a turn of the slow ones; the others take a tenth of it
-ROUNDS = 5
+MEAN, CAP = 30, 400  # of episodes in turns
+
+
+@dataclass(frozen=True)
+class Case:
+    turns: int  # that every slot plays in a batch of turns
+    episodes: int  # of a batch of whole ones, a slot each: as few as have that many turns by their mean
+    rounds: int
+    slow_s: float = 0.0  # seconds a turn of the slow environments; the others take a tenth of it
+
+
+CASES = {"": Case(8, 9, 20), "_large": Case(MEAN, SLOTS, 5)}
+CASES |= {f"{name}_slow": replace(case, rounds=case.rounds // 2, slow_s=0.1) for name, case in CASES.items()}
 WAYS = {
     "turns": "every slot has as many turns to play",
     "turns_elastic": "all slots together have as many turns to play",
@@ -35,6 +53,7 @@ WAYS = {
     "episodes_all_in_step": "the same, but whoever has ended plays on, for nothing, until all have (verl-agent)",
 }
 OURS = ("turns", "turns_elastic")
+_VERSIONS = count(1)
 
 
 class Geometric(Endless):
@@ -46,22 +65,34 @@ class Geometric(Endless):
 
 
 def main() -> None:
-    for name, slow_s in LATENCIES.items():
-        record(name, measured(slow_s))
+    measure("collect", {"use": "local"})
 
 
-def measured(slow_s: float) -> dict[str, float]:
+def measure(name: str, engine: Mapping[str, Any]) -> None:
+    """Keep the figures of all cases with this engine."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        config = settings(CASES[""], "turns", {"engine": engine, "run": folder})
+        model, tokenizer = open_model(config.model)
+        renderer, precision = Renderer(tokenizer), arithmetic(config.model.precision, model.device)
+        policy = Policy(model, "none", reference=False, precision=precision)
+        sampler: Any = make_engine(config, policy.actor, renderer.stop_ids, precision)
+        if hasattr(sampler, "close"):
+            stack.callback(sampler.close)
+        for suffix, case in CASES.items():
+            record(name + suffix, measured(case, sampler, policy.weights(), renderer))
+
+
+def measured(case: Case, engine: Engine, weights: Mapping[str, Tensor], renderer: Renderer) -> dict[str, float]:
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     idle: dict[str, list[float]] = {way: [] for way in WAYS}
-    config = settings(slow_s)
-    engine, renderer = open_player(config, None)
-    collectors = {way: Collector(config, renderer) for way in WAYS}
+    collectors = {way: Collector(settings(case, way), renderer) for way in WAYS}
     with asyncio.Runner() as runner:
-        for number in range(ROUNDS + 1):  # the first warms up
+        for number in range(case.rounds + 1):  # the first warms up
             for way, collector in collectors.items():
-                rate, waiting = runner.run(batch(way, collector, engine))
+                engine.load(weights, next(_VERSIONS))  # as in training: what was read before is worth nothing
+                turns, seconds, waiting = runner.run(batch(way, collector, engine))
                 if number:
-                    rates[way].append(rate)
+                    rates[way].append(turns / seconds)
                     idle[way].append(waiting)
     for collector in collectors.values():
         collector.close()
@@ -73,21 +104,24 @@ def measured(slow_s: float) -> dict[str, float]:
     return figures
 
 
-def settings(slow_s: float) -> Config:
-    tasks = {f"{number}": {"sleep_s": slow_s if number == 0 else slow_s / 10} for number in range(8)}
+def settings(case: Case, way: str, others: Mapping[str, Any] | None = None) -> Config:
+    slow = case.slow_s
+    tasks = {f"{number}": {"sleep_s": slow if number == 4 else slow / 10} for number in range(8)}
+    slots = SLOTS if way in OURS else case.episodes
+    rollout = {"n_env": slots, "e_len": case.turns, "max_prompt_tokens": 512, "max_reply_tokens": 24}
     return parse_config(
         {
-            "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow_s else "inline", "tasks": tasks},
+            "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow else "inline", "tasks": tasks},
             "parser": {"cue": "Answer with THINK: and ACTION:"},
-            "rollout": {"n_env": SLOTS, "e_len": MEAN, "max_prompt_tokens": 512, "max_reply_tokens": 24},
-            "update": {"minibatch": 64},
+            "rollout": rollout,
+            "update": {"minibatch": slots * case.turns},
+            **(others or {}),
         }
     )
 
 
-async def batch(way: str, collector: Collector, engine: Engine) -> tuple[float, float]:
-    """Turns a second that can be trained on, and the share of the slots' time in which they played none of those."""
-    engine.load({}, 0)
+async def batch(way: str, collector: Collector, engine: Engine) -> tuple[int, float, float]:
+    """Turns that can be trained on, seconds, and the share of the slots' time in which they played none of those."""
     start = time.perf_counter()
     useful: dict[Slot, tuple[int, float]] = {}  # turns, and seconds until the last of them
 
@@ -96,7 +130,7 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[float, 
 
     async def play(slot: Slot) -> None:
         if way == "turns":
-            await slot.play(engine, MEAN)
+            await slot.play(engine, collector.config.rollout.e_len)
         elif way == "turns_elastic":
             await slot.play_until(engine, partial(collector.is_full_for, slot))
         else:
@@ -110,14 +144,14 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[float, 
 
     if "step" not in way:
         await play_all(play(slot) for slot in collector.slots)
-    while len(useful) < SLOTS:
+    while len(useful) < len(collector.slots):
         stay = [slot for slot in collector.slots if way == "episodes_all_in_step" or slot not in useful]
         await play_all(turn(slot) for slot in stay)
     whole = time.perf_counter() - start
     for slot in collector.slots:
         slot.cut()  # what goes on in the next batch lasts as long as a new episode would: geometric lengths do not age
     turns, seconds = zip(*useful.values(), strict=True)
-    return sum(turns) / whole, 1 - statistics.mean(seconds) / whole
+    return sum(turns), whole, 1 - statistics.mean(seconds) / whole
 
 
 if __name__ == "__main__":

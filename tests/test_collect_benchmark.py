@@ -1,0 +1,51 @@
+"""The benchmark of collecting compares batches of what it says."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from helpers import Scripted
+from transformers import AutoTokenizer
+
+from benchmarks.collect import CAP, CASES, MEAN, OURS, SLOTS, WAYS, Geometric, batch, settings
+from turnwise.collector import Collector
+from turnwise.models import EMBEDDED
+from turnwise.render import Renderer
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, int]:
+    """Turns by way, of a batch that begins with the same levels."""
+    renderer = Renderer(AutoTokenizer.from_pretrained(EMBEDDED["tiny"]))
+    case = replace(CASES[""], turns=2)
+    found = {}
+    for way in WAYS:
+        collector = Collector(settings(case, way), renderer)
+        found[way], seconds, idle = asyncio.run(batch(way, collector, Scripted(renderer, ["ACTION: drop"])))
+        collector.close()
+        assert seconds > 0
+        assert 0 <= idle < 1
+    return found
+
+
+def test_batches_of_turns_have_as_many_as_they_should(counts):
+    assert [counts[way] for way in OURS] == [2 * SLOTS, 2 * SLOTS]
+
+
+def test_whole_episodes_are_the_same_however_they_are_collected(counts):
+    assert len({counts[way] for way in WAYS if way not in OURS}) == 1
+
+
+def test_lengths_are_geometric():
+    environment, lengths = Geometric(), []
+    for seed in range(4000):
+        environment.reset(seed=seed)
+        lengths.append(environment.limit)
+    assert sum(lengths) / len(lengths) == pytest.approx(MEAN, rel=0.05)
+    assert max(lengths) <= CAP
+    assert sum(length == 1 for length in lengths) / len(lengths) == pytest.approx(1 / MEAN, rel=0.3)
+
+
+def test_both_kinds_of_batches_have_about_as_many_turns():
+    for case in CASES.values():
+        assert SLOTS * case.turns <= case.episodes * MEAN < SLOTS * case.turns + MEAN
