@@ -37,8 +37,8 @@ MEAN, CAP = 30, 400  # of episodes in turns
 
 @dataclass(frozen=True)
 class Case:
-    turns: int  # that every slot plays in a batch of turns
-    episodes: int  # of a batch of whole ones, a slot each: as few as have that many turns by their mean
+    turns: int  # of every slot, in a batch of turns
+    episodes: int  # in a batch of whole ones, a slot each: as few as have, by their mean, as many turns as all slots
     rounds: int
     slow_s: float = 0.0  # seconds a turn of the slow environments; the others take a tenth of it
 
@@ -106,14 +106,14 @@ def measured(case: Case, engine: Engine, weights: Mapping[str, Tensor], renderer
 
 def settings(case: Case, way: str, others: Mapping[str, Any] | None = None) -> Config:
     slow = case.slow_s
+    # Slots are dealt the tasks in turn: the fifth is one of 9 slots' and four of 32 slots'.
     tasks = {f"{number}": {"sleep_s": slow if number == 4 else slow / 10} for number in range(8)}
     slots = SLOTS if way in OURS else case.episodes
-    rollout = {"n_env": slots, "e_len": case.turns, "max_prompt_tokens": 512, "max_reply_tokens": 24}
     return parse_config(
         {
             "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow else "inline", "tasks": tasks},
             "parser": {"cue": "Answer with THINK: and ACTION:"},
-            "rollout": rollout,
+            "rollout": {"n_env": slots, "e_len": case.turns, "max_prompt_tokens": 512, "max_reply_tokens": 24},
             "update": {"minibatch": slots * case.turns},
             **(others or {}),
         }
