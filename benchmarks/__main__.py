@@ -16,7 +16,7 @@ QUICK = (
     "engine_gap",
 )
 WITH_PEERS = ("train_step", "sample", "collect_vllm")  # they install gigabytes of other projects first
-ON_GPUS = ("qwen3b",)
+ON_GPUS = ("qwen3b", "collect_gpu")
 ALL = QUICK + WITH_PEERS + ON_GPUS
 
 for name in sys.argv[1:] or QUICK:

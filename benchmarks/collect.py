@@ -65,20 +65,20 @@ class Geometric(Endless):
 
 
 def main() -> None:
-    measure("collect", {"use": "local"})
+    measure("collect")
 
 
-def measure(name: str, engine: Mapping[str, Any]) -> None:
-    """Keep the figures of all cases with this engine."""
+def measure(name: str, others: Mapping[str, Any] | None = None, cases: Mapping[str, Case] = CASES) -> None:
+    """Keep the figures of these cases, with other settings such as an engine or a model."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        config = settings(CASES[""], "turns", {"engine": engine, "run": folder})
+        config = settings(CASES[""], "turns", {**(others or {}), "run": folder})
         model, tokenizer = open_model(config.model)
         renderer, precision = Renderer(tokenizer), arithmetic(config.model.precision, model.device)
         policy = Policy(model, "none", reference=False, precision=precision)
         sampler: Any = make_engine(config, policy.actor, renderer.stop_ids, precision)
         if hasattr(sampler, "close"):
             stack.callback(sampler.close)
-        for suffix, case in CASES.items():
+        for suffix, case in cases.items():
             record(name + suffix, measured(case, sampler, policy.weights(), renderer))
 
 
@@ -96,7 +96,8 @@ def measured(case: Case, engine: Engine, weights: Mapping[str, Tensor], renderer
                     idle[way].append(waiting)
     for collector in collectors.values():
         collector.close()
-    figures = {f"turns_per_s_in_batches_of_{way}": statistics.median(series) for way, series in rates.items()}
+    figures: dict[str, float] = {"rounds": case.rounds}
+    figures |= {f"turns_per_s_in_batches_of_{way}": statistics.median(series) for way, series in rates.items()}
     figures |= {f"idle_share_in_batches_of_{way}": statistics.median(series) for way, series in idle.items()}
     for ours, theirs in product(OURS, [way for way in WAYS if way not in OURS]):
         ratios = [mine / its for mine, its in zip(rates[ours], rates[theirs], strict=True)]

@@ -24,4 +24,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    measure("collect_vllm", {"use": "vllm_inside", "options": OPTIONS})
+    measure("collect_vllm", {"engine": {"use": "vllm_inside", "options": OPTIONS}})

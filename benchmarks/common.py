@@ -62,6 +62,8 @@ def product_rate(device: torch.device, size: int = 2048, rounds: int = 20) -> di
 def record(name: str, figures: dict[str, Any]) -> None:
     """Print the figures and keep them."""
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({**figures, **machine}, indent=1) + "\n")
     for key, value in figures.items():

@@ -7,9 +7,11 @@ import pytest
 from helpers import Scripted
 from transformers import AutoTokenizer
 
+from benchmarks import collect_gpu
 from benchmarks.collect import CAP, CASES, MEAN, OURS, SLOTS, WAYS, Geometric, batch, settings
 from turnwise.collector import Collector
-from turnwise.models import EMBEDDED
+from turnwise.config import ModelConfig
+from turnwise.models import EMBEDDED, open_model
 from turnwise.render import Renderer
 
 
@@ -49,3 +51,12 @@ def test_lengths_are_geometric():
 def test_both_kinds_of_batches_have_about_as_many_turns():
     for case in CASES.values():
         assert SLOTS * case.turns <= case.episodes * MEAN < SLOTS * case.turns + MEAN
+
+
+def test_the_model_for_a_gpu_is_opened_like_any_other(tmp_path, monkeypatch):
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(collect_gpu, "SHAPE", {**small, "num_key_value_heads": 1})
+    collect_gpu.make_model(tmp_path)
+    model, tokenizer = open_model(ModelConfig(path=str(tmp_path)))
+    assert model.config.vocab_size == len(tokenizer)
+    assert tokenizer.chat_template
