@@ -101,8 +101,9 @@ class Collector:
     def is_full_for(self, slot: Slot) -> bool:
         """Whether an elastic batch has no room for a turn of this slot: others play, or have played, all it takes."""
         rollout = self.config.rollout
-        playing = sum(other.at_play for other in self.slots if other is not slot)
-        return sum(slot.collected for slot in self.slots) + playing >= rollout.n_env * rollout.e_len
+        room = rollout.n_env * rollout.e_len - sum(other.collected for other in self.slots)
+        # Asked before every reply: only towards the end of a batch must those be counted who play.
+        return room < len(self.slots) and room <= sum(other.at_play for other in self.slots if other is not slot)
 
     def _align(self) -> None:
         """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""

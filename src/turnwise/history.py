@@ -25,6 +25,7 @@ class Exact:
 
     def __init__(self, template: ChatTemplate):
         self._template = template
+        self._opened = lru_cache(maxsize=_CACHED)(self._open)
         self._written = lru_cache(maxsize=_CACHED)(self._write)
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
@@ -37,13 +38,16 @@ class Exact:
             (messages[here].get("token_ids", ()), self.sequel(messages[here], messages[here + 1 : there], shown))
             for here, there in pairwise([*replies, len(messages)])
         ]
-        return self._template.write(head, tools), exchanges
+        return self._opened(json.dumps(head), shown), exchanges
 
     def sequel(
         self, reply: Message, following: Sequence[Message] = (), tools: str = "[]", opened: bool = True
     ) -> Sequel:
         """What stands after a reply, with `opened` up to where the next one begins; the tools are JSON."""
         return self._written(json.dumps(following), json.dumps(reply.get("tool_calls", ())), tools, opened)
+
+    def _open(self, head: str, tools: str) -> str:
+        return self._template.write(json.loads(head), json.loads(tools))
 
     def _write(self, following: str, calls: str, tools: str, opened: bool) -> Sequel:
         return self._template.sequel(json.loads(following), json.loads(calls), json.loads(tools), opened)

@@ -3,8 +3,10 @@
 What was sampled is never tokenised again: its ids are spliced into the rendered conversation.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +17,7 @@ from turnwise.surrogates import encodable
 from turnwise.types import Message
 
 _TAIL = 32  # tokens, of which the marks of templates never take more
-_BYTES = 5  # a character has at most four
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # as many as three of them stand for a character without its last byte
 
 
 class Renderer:
@@ -36,6 +38,7 @@ class Renderer:
             raise ValueError(f"history is {history!r}; choose exact or template")
         self._show = ways[history]
         self._encode = lru_cache(maxsize=2**12)(self._tokenise)
+        self._length = lru_cache(maxsize=None)(lambda token: len(self.text([token])))
         ends = (*self._template.ends, tokenizer.eos_token_id)
         self.stop_ids = frozenset(token for token in ends if isinstance(token, int))
 
@@ -93,17 +96,17 @@ class Renderer:
     def tokens_from(self, token_ids: Sequence[int], start: int) -> int:
         """How many of the last tokens spell the text from character `start` on (a token astride counts)."""
 
-        def before(known: int) -> bool:
-            return len(self.text(token_ids[:known])) <= start
-
-        if before(len(token_ids)):
-            return 0
-        known, beyond = 0, len(token_ids)
-        while beyond - known > 1:
-            middle = (known + beyond) // 2
-            known, beyond = (middle, beyond) if before(middle) else (known, middle)
-        # A text can become shorter by a token: a character spelt byte by byte reads as several before its last byte.
-        return len(token_ids) - max(more for more in range(known, min(known + _BYTES, len(token_ids))) if before(more))
+        reach = [*accumulate(map(self._length, token_ids))]
+        known = bisect_right(reach, start)  # before it, if a text were as long as its tokens are one by one
+        while len(self.text(token_ids[:known])) > start:
+            known -= 1
+        for more in range(known + 1, len(token_ids) + 1):
+            text = self.text(token_ids[:more])
+            if len(text) <= start:
+                known = more
+            elif not text.endswith(_BROKEN):  # which the next token may make shorter
+                break
+        return len(token_ids) - known
 
     def _context(self, sampled: Sequence[int], sequel: Sequel) -> tuple[int, ...]:
         """The text after a reply, which the template closes if the model did not."""

@@ -1,5 +1,6 @@
 """The keys and values that a model has left behind, kept while its weights stay the same."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import chain
 
@@ -57,11 +58,13 @@ class Cache:
             row = len(self._held)
             self._held.append([])
             self._rested.append(0)
-        if row != donor and known:
-            for tensor in chain(*self._layers):
-                tensor[row, :, :known] = tensor[donor, :, :known]
-        self._held[row] = list(prompt[:known])
-        self._swap(row, self.busy)
+        if row == donor:
+            self._swap(row, self.busy)
+        else:  # what the row held is given up
+            self._copy(self.busy, row, len(self._held[self.busy]))
+            self._held[row], self._rested[row] = self._held[self.busy], self._rested[self.busy]
+            self._copy(row if donor == self.busy else donor, self.busy, known)
+        self._held[self.busy] = list(prompt[:known])
         self.busy += 1
         return prompt[known:]
 
@@ -69,8 +72,8 @@ class Cache:
         """The row that holds most of a prompt's beginning, and how many tokens; the last one is not looked for."""
         donor, known = 0, 0
         for row, held in enumerate(self._held):
-            if held[: known + 1] == prompt[: known + 1]:  # else it holds no more
-                donor, known = row, max(known, _common(held, prompt[:-1]))
+            if held[known : known + 1] == prompt[known : known + 1] and held[:known] == prompt[:known]:
+                donor, known = row, _common(held, prompt[:-1], known)
         return donor, known
 
     def forget(self, row: int, tokens: int) -> None:
@@ -164,6 +167,11 @@ class Cache:
             for old, new in zip(layer, self._layers[number], strict=True):
                 new[:height, :, :width] = old
 
+    def _copy(self, one: int, other: int, tokens: int) -> None:
+        if one != other and tokens:
+            for tensor in chain(*self._layers):
+                tensor[other, :, :tokens] = tensor[one, :, :tokens]
+
     def _swap(self, one: int, other: int) -> None:
         if one != other:
             width = max(len(self._held[one]), len(self._held[other]))
@@ -176,9 +184,7 @@ class Cache:
             self._rested[one], self._rested[other] = self._rested[other], self._rested[one]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return min(len(one), len(other))
+def _common(one: Sequence[int], other: Sequence[int], known: int) -> int:
+    """How many tokens both begin with; so many are known. Halves are compared, as Python compares them in C."""
+    counts = range(known + 1, 1 + min(len(one), len(other)))
+    return known + bisect_left(counts, True, key=lambda count: one[known:count] != other[known:count])
