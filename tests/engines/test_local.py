@@ -330,7 +330,7 @@ def test_a_conversation_goes_on_in_its_own_row(watched):
         prompts = {
             n: (*prompt, *reply.token_ids, turn) for (n, prompt), reply in zip(prompts.items(), replies, strict=True)
         }
-        assert len(engine._cache._held) == 3
+        assert len(engine._cache._rows) == 3
         assert tokens_read(engine, [prompts[1]]) == [2]
 
 

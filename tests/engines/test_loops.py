@@ -55,7 +55,7 @@ def test_it_is_what_the_formula_says(loops, counts, known, groups, repeat, size,
     for _ in range(first + rows):
         kept.admit([0])
     for row in range(first, first + rows):
-        kept._held[row] = [0] * known
+        kept._rows[row].held = [0] * known
     _, positions = kept.extend(first, [[0] * count for count in counts])
     both = kept.tensors(0, groups, parts)
     for held, start in zip(both, begun, strict=True):
@@ -114,7 +114,7 @@ for size in (6, 24, 32, 64):
     kept = Cache(torch.device("cpu"))
     for row in range(9):
         kept.admit([0])
-        kept._held[row] = [0] * (20 * row)
+        kept._rows[row].held = [0] * (20 * row)
     _, positions = kept.extend(0, [[0] * 3] * 9)
     random = torch.Generator().manual_seed(size)
     parts = torch.randn(27, 8, size, generator=random)

@@ -45,12 +45,13 @@ class _Loops:
         use_threads(len(positions) * kept.columns > _ALONE)
         self._attend, self._groups, self._kept = attend, groups, kept
         self._positions, self._starts = positions.numpy(), np.cumsum([0, *counts])
+        self._rows = np.array(kept.numbers())
 
     def __call__(self, parts: Tensor, layer: int, chosen: Tensor | None) -> Tensor:
         keys, values = self._kept.tensors(layer, self._groups, parts)
         found = parts.new_empty((len(parts), parts.shape[1] - 2 * self._groups, parts.shape[2]))
         held = keys.mT.numpy(), values.numpy()
-        self._attend(parts.numpy(), self._positions, self._starts, self._kept.first, *held, found.numpy())
+        self._attend(parts.numpy(), self._positions, self._starts, self._rows, *held, found.numpy())
         return (found if chosen is None else found[chosen]).flatten(1)
 
 

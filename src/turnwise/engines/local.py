@@ -162,7 +162,7 @@ class LocalEngine:
         later: list[_Request] = []
         for request in self._waiting:
             prompt = request.begun
-            worth = self._cache.find(prompt)[1] + _WORTH
+            worth = self._cache.known(prompt) + _WORTH
             common = len(prompt) > worth and any(other.begun[:worth] == prompt[:worth] for other in now)
             (later if common else now).append(request)
         return now, later

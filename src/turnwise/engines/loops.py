@@ -50,7 +50,7 @@ def attend(
     parts: Numbers,
     positions: Places,
     starts: Places,
-    first: int,
+    rows: Places,
     all_keys: Numbers,
     all_values: Numbers,
     found: Numbers,
@@ -58,14 +58,14 @@ def attend(
     """Keep the keys and values of N tokens of R rows, and find [N, heads, d] what their queries look at.
 
     Parts are queries, keys and values [N, heads + 2 x groups, d]; row r's begin at `starts[r]`, of [R + 1]. They stand
-    at positions [N] of the rows from `first` on; all keys are [rows, groups, d, C], all values [rows, groups, C, d].
+    at positions [N] of the rows [R] of all; all keys are [rows, groups, d, C], all values [rows, groups, C, d].
     """
     groups, size = all_keys.shape[1:3]
     heads = parts.shape[1] - 2 * groups
     repeat, scale = heads // groups, np.float32(1 / (np.log(2) * np.sqrt(size)))
     for place in numba.prange((len(starts) - 1) * groups):
         row, group = place // groups, place % groups
-        keys, values = all_keys[first + row, group], all_values[first + row, group]
+        keys, values = all_keys[rows[row], group], all_values[rows[row], group]
         scores, powers = np.empty(len(values), np.float32), np.empty(len(values), np.int32)
         for token in range(starts[row], starts[row + 1]):
             for n in range(size):
