@@ -45,7 +45,7 @@ class _Loops:
         use_threads(len(positions) * kept.columns > _ALONE)
         self._attend, self._groups, self._kept = attend, groups, kept
         self._positions, self._starts = positions.numpy(), np.cumsum([0, *counts])
-        self._rows = np.array(kept.numbers())
+        self._rows = np.array(kept.row_numbers())
 
     def __call__(self, parts: Tensor, layer: int, chosen: Tensor | None) -> Tensor:
         keys, values = self._kept.tensors(layer, self._groups, parts)

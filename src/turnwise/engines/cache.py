@@ -102,7 +102,7 @@ class Cache:
         self._first, self.columns = first, columns or self._width
         self._positions, self._counts = positions, counts
 
-    def numbers(self) -> list[int]:
+    def row_numbers(self) -> list[int]:
         """Where in the tensors the rows are [R] that are read now."""
         return [row.number for row in self._rows[self._first : self._first + len(self._counts)]]
 

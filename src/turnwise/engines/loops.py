@@ -57,8 +57,8 @@ def attend(
 ) -> None:
     """Keep the keys and values of N tokens of R rows, and find [N, heads, d] what their queries look at.
 
-    Parts are queries, keys and values [N, heads + 2 x groups, d]; row r's begin at `starts[r]`, of [R + 1]. They stand
-    at positions [N] of the rows [R] of all; all keys are [rows, groups, d, C], all values [rows, groups, C, d].
+    Parts are queries, keys and values [N, heads + 2 x groups, d]; row r's begin at `starts[r]`, of [R + 1]. They
+    stand at positions [N]. All keys are [rows, groups, d, C], all values [rows, groups, C, d]; r's are at `rows[r]`.
     """
     groups, size = all_keys.shape[1:3]
     heads = parts.shape[1] - 2 * groups
