@@ -1,9 +1,10 @@
 """How much time do batches of a fixed number of turns save over batches of whole episodes?
 
 Episode lengths are geometric (mean 30, at most 400). A batch of whole episodes is over when the longest is; in a batch
-of turns every slot has as much to do, or, where it is elastic, as much as it has time for. Batches of whole episodes
-are collected in the three ways that are in use. With environments that answer at once, and again with one in eight that
-is slow; batches of as many turns as the recipes have, and larger ones.
+of turns every slot has as much to do, or, where it is elastic, as much as it has time for: it is over with its last
+turn, and what is under way then goes on in the next one. Batches of whole episodes are collected in the three ways that
+are in use. With environments that answer at once, and again with one in eight that is slow; batches of as many turns as
+the recipes have, and larger ones.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, product
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from benchmarks.common import Endless, record
 from turnwise.collector import Collector, play_all
 from turnwise.config import Config
+from turnwise.engines.local import LocalEngine
 from turnwise.engines.make import make_engine
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
@@ -30,8 +31,9 @@ from turnwise.protocols import Engine
 from turnwise.recipe import parse_config
 from turnwise.render import Renderer
 from turnwise.slot import Slot
+from turnwise.types import Turn
 
-SLOTS = 32
+SLOTS = 32  # of batches of turns
 MEAN, CAP = 30, 400  # of episodes in turns
 
 
@@ -48,11 +50,12 @@ CASES |= {f"{name}_slow": replace(case, rounds=case.rounds // 2, slow_s=0.1) for
 WAYS = {
     "turns": "every slot has as many turns to play",
     "turns_elastic": "all slots together have as many turns to play",
+    "turns_elastic_64": "the same, by twice as many slots",
     "episodes": "every slot plays one episode at its own pace, and waits (asynchronous agent loops)",
     "episodes_in_step": "all wait for all after every turn, and whoever has ended leaves (VAGEN, RAGEN)",
     "episodes_all_in_step": "the same, but whoever has ended plays on, for nothing, until all have (verl-agent)",
 }
-OURS = ("turns", "turns_elastic")
+OURS = ("turns", "turns_elastic", "turns_elastic_64")
 _VERSIONS = count(1)
 
 
@@ -75,25 +78,38 @@ def measure(name: str, others: Mapping[str, Any] | None = None, cases: Mapping[s
         model, tokenizer = open_model(config.model)
         renderer, precision = Renderer(tokenizer), arithmetic(config.model.precision, model.device)
         policy = Policy(model, "none", reference=False, precision=precision)
-        sampler: Any = make_engine(config, policy.actor, renderer.stop_ids, precision)
-        if hasattr(sampler, "close"):
-            stack.callback(sampler.close)
+
+        def make() -> Any:
+            return make_engine(config, policy.actor, renderer.stop_ids, precision)
+
+        engines: dict[str, Any] = dict.fromkeys(WAYS, make())
+        if config.engine.use == "local":  # it stands still in the middle of an elastic way's replies
+            engines |= {way: make() for way in WAYS if "elastic" in way}
+        else:
+            stack.callback(engines["turns"].close)
         for suffix, case in cases.items():
-            record(name + suffix, measured(case, sampler, policy.weights(), renderer))
+            record(name + suffix, measured(case, engines, policy.weights(), renderer))
 
 
-def measured(case: Case, engine: Engine, weights: Mapping[str, Tensor], renderer: Renderer) -> dict[str, float]:
+def measured(
+    case: Case, engines: Mapping[str, Any], weights: Mapping[str, Tensor], renderer: Renderer
+) -> dict[str, float]:
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     idle: dict[str, list[float]] = {way: [] for way in WAYS}
     collectors = {way: Collector(settings(case, way), renderer) for way in WAYS}
+    elastic = {way: Elastic(collector) for way, collector in collectors.items() if "elastic" in way}
     with asyncio.Runner() as runner:
         for number in range(case.rounds + 1):  # the first warms up
             for way, collector in collectors.items():
+                engine = engines[way]
                 engine.load(weights, next(_VERSIONS))  # as in training: what was read before is worth nothing
-                turns, seconds, waiting = runner.run(batch(way, collector, engine))
-                if number:
-                    rates[way].append(turns / seconds)
-                    idle[way].append(waiting)
+                if way in elastic:
+                    turns, seconds, waiting = elastic[way].batch(engine)
+                    idle[way] = [waiting]
+                else:
+                    turns, seconds, waiting = runner.run(batch(way, collector, engine))
+                    idle[way] += [waiting] * (number > 0)
+                rates[way] += [turns / seconds] * (number > 0)
     for collector in collectors.values():
         collector.close()
     figures: dict[str, float] = {"rounds": case.rounds}
@@ -109,16 +125,54 @@ def settings(case: Case, way: str, others: Mapping[str, Any] | None = None) -> C
     slow = case.slow_s
     # Slots are dealt the tasks in turn: the fifth is one of 9 slots' and four of 32 slots'.
     tasks = {f"{number}": {"sleep_s": slow if number == 4 else slow / 10} for number in range(8)}
-    slots = SLOTS if way in OURS else case.episodes
+    slots = 2 * SLOTS if "64" in way else SLOTS if way in OURS else case.episodes
     return parse_config(
         {
             "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow else "inline", "tasks": tasks},
             "parser": {"cue": "Answer with THINK: and ACTION:"},
-            "rollout": {"n_env": slots, "e_len": case.turns, "max_prompt_tokens": 512, "max_reply_tokens": 24},
-            "update": {"minibatch": slots * case.turns},
+            "rollout": {
+                "n_env": slots,
+                "e_len": SLOTS * case.turns // slots if way in OURS else case.turns,
+                "mode": "elastic" if "elastic" in way else "async",
+                "max_prompt_tokens": 512,
+                "max_reply_tokens": 24,
+            },
+            "update": {"minibatch": slots},
             **(others or {}),
         }
     )
+
+
+class Elastic:
+    """Batches of turns one after the other: when one is full, what is under way goes on in the next."""
+
+    def __init__(self, collector: Collector):
+        self._collector = collector
+        self._seconds = self._start = 0.0  # of batches that are over; of the one under way
+        self._last = dict.fromkeys(collector.slots, 0.0)  # seconds until the last turn of each slot
+        for slot in collector.slots:
+            self._watch(slot)
+
+    def _watch(self, slot: Slot) -> None:
+        record = slot.record
+
+        def watched(turn: Turn) -> None:
+            record(turn)
+            self._last[slot] = self._seconds + time.perf_counter() - self._start
+
+        slot.record = watched
+
+    def batch(self, engine: Any) -> tuple[int, float, float]:
+        """Turns, seconds, and the share of the slots' time so far that came after the last turn of each."""
+        self._start = time.perf_counter()
+        segments = self._collector.collect(engine)
+        seconds = time.perf_counter() - self._start
+        self._seconds += seconds
+        if not isinstance(engine, LocalEngine):  # a server must hear of the pause before it serves the next contestant
+            self._collector._runner.run(asyncio.sleep(0.1))
+            engine.resume()
+        waiting = 1 - statistics.mean(self._last.values()) / self._seconds
+        return sum(len(segment.turns) for segment in segments), seconds, waiting
 
 
 async def batch(way: str, collector: Collector, engine: Engine) -> tuple[int, float, float]:
@@ -132,8 +186,6 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[int, fl
     async def play(slot: Slot) -> None:
         if way == "turns":
             await slot.play(engine, collector.config.rollout.e_len)
-        elif way == "turns_elastic":
-            await slot.play_until(engine, partial(collector.is_full_for, slot))
         else:
             await slot.play_episodes(engine, 1)
         note(slot)

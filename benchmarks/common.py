@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,16 @@ def rss_mib() -> float:
     return pages * 4096 / 2**20
 
 
-def product_rate(device: torch.device, size: int = 2048, rounds: int = 20) -> dict[str, float]:
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def product_rate(
+    device: torch.device, size: int = 2048, rounds: int = 20, precisions: Iterable[str] = PRECISIONS
+) -> dict[str, float]:
     """GFLOP/s of square matrix products, the best of some rounds, by precision: what nothing else can exceed."""
     rates = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+    for name in precisions:
+        dtype = PRECISIONS[name]
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         seconds = []
         for _ in range(rounds):
@@ -61,7 +68,11 @@ def product_rate(device: torch.device, size: int = 2048, rounds: int = 20) -> di
 
 def record(name: str, figures: dict[str, Any]) -> None:
     """Print the figures and keep them."""
-    machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    machine = {
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     RESULTS.mkdir(exist_ok=True)

@@ -100,7 +100,6 @@ def main(arguments: Sequence[str] = ()) -> None:
     job = make_job(size)
     figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "products_tflop_per_s": max(product_rate(device, size.product).values()) / 1e3,
         "turns": len(job.prompts),
         "prompt_tokens": sum(map(len, job.prompts)),
         "sampled_tokens": len(job.prompts) * job.reply_tokens,
@@ -110,7 +109,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         gc.collect()  # of the model before it, whose parts know one another
         torch.cuda.empty_cache()
         config = configure(way, size, options.micro_tokens, options.twice)
-        figures[way] = measure(config, size, job, device, figures["products_tflop_per_s"])
+        figures[way] = measure(config, size, job, device)
         for key, value in figures[way].items():
             print(f"{way}: {key} = {value:.4g}" if isinstance(value, float) else f"{way}: {key} = {value}", flush=True)
         keep("qwen3b", figures, options.small)
@@ -158,21 +157,27 @@ def make_policy(config: Config, size: Size, device: torch.device) -> Policy:
     return policy
 
 
-def measure(config: Config, size: Size, job: Job, device: torch.device, products_tflop_per_s: float) -> dict[str, Any]:
-    """Medians of a few steps, after one that warms up."""
+def measure(config: Config, size: Size, job: Job, device: torch.device) -> dict[str, Any]:
+    """Medians of a few steps, after one that warms up.
+
+    After each the rate of products is measured anew: a GPU that has been at work for a while has a slower clock.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     policy = make_policy(config, size, device)
     optimizers = Optimizers(policy, config.update)
     engine = LocalEngine(policy.actor, frozenset(), policy.precision)  # nothing stops a reply before its last token
     laps: list[dict[str, float]] = []
+    products: list[float] = []  # TFLOP a second
     gap = tflop = 0.0
     tokens = 0
     for number in range(ROUNDS + 1):
         batch, taken, gap = step(config, job, policy, optimizers, engine, number)
         laps.append(taken)
+        products.append(product_rate(device, size.product, precisions=["bf16"])["bf16"] / 1e3)
         tflop, tokens = operations(policy, batch, config, number) / 1e12, len(batch.tokens)
     seconds = {name: statistics.median(lap[name] for lap in laps[1:]) for name in laps[0]}
+    shares = [tflop / lap["update"] / rate for lap, rate in zip(laps[1:], products[1:], strict=True)]
     return {
         "micro_tokens": config.update.micro_tokens,
         "activations_twice": config.update.gradient_checkpointing,
@@ -183,7 +188,8 @@ def measure(config: Config, size: Size, job: Job, device: torch.device, products
         "trained_tokens_per_s": tokens / seconds["update"],  # of prompts and replies
         "update_tflop": tflop,
         "update_tflop_per_s": tflop / seconds["update"],
-        "share_of_products": tflop / seconds["update"] / products_tflop_per_s,
+        "products_tflop_per_s": statistics.median(products[1:]),
+        "share_of_products": statistics.median(shares),
         "engine_gap": gap,
         "trained_parameters": sum(parameter.numel() for parameter in policy.trained_parameters()),
         "peak_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,

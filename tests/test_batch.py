@@ -339,3 +339,12 @@ def test_a_common_beginning_ends_before_the_first_place_that_is_asked_about():
     (micro,) = batch.micros(torch.arange(2), 100, finals=False)
     assert micro.line.shared == 19
     assert micro.line.tokens.tolist() == [*range(19), 19, 30, 19, 30]
+
+
+def test_tokens_of_the_newest_weights_are_told_from_older_ones():
+    old, mixed, new = turn([1], [5, 6]), turn([2], [5, 6, 7]), turn([3], [8])
+    mixed = replace(mixed, generation=replace(mixed.generation, policy_version=4, versions=(3, 3, 4)))
+    new = replace(new, generation=replace(new.generation, policy_version=4))
+    batch = pack([segment(old, mixed), segment(new)])
+    assert batch.newest.tolist() == [False, False, False, False, True, True]
+    assert pack([segment(old, old)]).newest.all()

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import itertools
 import json
 import math
 import re
@@ -12,13 +13,17 @@ from typing import Any
 
 import gymnasium
 import pytest
+import torch
 from helpers import Counter, Scripted, make_tokenizer, play_config
 
+from turnwise.batch import pack
+from turnwise.batch_loop import BatchLoop
 from turnwise.collector import Collector
+from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.failures import EpisodeFailure
 from turnwise.render import Renderer
-from turnwise.types import Action, Ending, Message, Observation, Segment, Turn
+from turnwise.types import Action, Ending, Generation, Message, Observation, Segment, Turn
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,55 @@ def test_an_elastic_batch_has_as_many_turns_in_all(renderer, memory, limit, work
         assert steps == [n % limit for n in range(len(steps))]  # no turn is lost between batches
 
 
+@pytest.mark.parametrize("precision", [nullcontext(), torch.autocast("cpu", torch.bfloat16)])
+@pytest.mark.parametrize("decoder", [True, False])
+def test_replies_under_way_when_an_elastic_batch_is_full_go_on_by_the_next_weights(
+    tiny, monkeypatch, precision, decoder
+):
+    model, tokenizer = tiny
+    monkeypatch.setattr(Decoder, "fits", lambda model: decoder)
+    collector = Collector(play_config(rollout={"n_env": 3, "e_len": 2, "mode": "elastic"}), Renderer(tokenizer))
+    engine = LocalEngine(model.train(), frozenset(range(2, 259, 9)), precision)
+    replies: list[Generation] = []
+    for version in range(6):
+        engine.load({}, version)
+        segments = collector.collect(engine)
+        # Between two batches the model is the trainer's.
+        assert model.training and not torch.is_autocast_enabled("cpu")
+        replies += [turn.generation for one in segments for turn in one.turns]
+        assert pack(segments).newest.any()
+    mixed = [one for one in replies if one.versions]
+    assert mixed
+    for one in mixed:
+        assert one.versions == tuple(sorted(one.versions)) and len(one.versions) == len(one.token_ids)
+        assert one.policy_version == one.versions[-1] <= one.versions[0] + 1  # no reply is so long
+    collector.close()
+    model.eval()
+
+
+def test_time_stands_still_between_batches(renderer):
+    """A call that is under way when a batch ends has as long as if the next one came at once."""
+    loop = BatchLoop()
+
+    async def call() -> str:
+        async with asyncio.timeout(0.3):
+            await asyncio.sleep(0.2)
+        return "answered"
+
+    async def collect() -> asyncio.Task[str]:
+        task = asyncio.ensure_future(call())
+        await asyncio.sleep(0.05)
+        return task
+
+    task = loop.run_until_complete(collect())
+    before = loop.time()
+    time.sleep(0.5)
+    assert loop.time() - before >= 0.5  # as long as it is not run, it does not know
+    assert loop.run_until_complete(task) == "answered"
+    assert 0.1 < loop.time() - before < 0.5
+    loop.close()
+
+
 def test_in_an_elastic_batch_fast_slots_play_more(renderer):
     tasks = {"slow": {"sleep_ms": 100}, "fast": {"sleep_ms": 1}}
     environment = {"id": f"{__name__}:Sleepy", "workers": "thread", "tasks": tasks}
@@ -115,6 +169,24 @@ def test_what_a_memory_asks_is_not_counted_as_a_turn(renderer):
         for slot in range(2):
             assert len(acted(segments, slot)) == 4
             assert sum(len(one.turns) for one in segments if one.slot == slot) == (8 if number else 7)
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread"])
+@pytest.mark.parametrize("memory", ["window", "note"])
+def test_an_elastic_batch_goes_on_where_the_one_before_was_cut(renderer, memory, workers):
+    tree = {"environment": {"kwargs": {"limit": 5}, "workers": workers}, "memory": {"use": memory}}
+    batches = play(renderer, batches=6, rollout={"n_env": 3, "e_len": 4, "mode": "elastic"}, **tree)
+    cuts = 0
+    for slot in range(3):
+        segments = [one for segments in batches for one in segments if one.slot == slot]
+        for cut, goes_on in itertools.pairwise(segments):
+            if cut.end == "cut":
+                assert (cut.outcome, cut.episode) == (None, goes_on.episode)
+                assert goes_on.turns[0].prompt_ids == cut.final_prompt_ids
+                cuts += 1
+            else:
+                assert cut.episode + 1 == goes_on.episode
+    assert cuts
 
 
 def test_a_batch_goes_on_where_the_one_before_was_cut(renderer):

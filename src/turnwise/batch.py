@@ -62,6 +62,7 @@ class Batch:
     step_ends: Tensor  # [N] bool: the last sampled token before the environment moved on
     segment_ends: Tensor  # [N] bool
     in_action: Tensor  # [N] bool: spells the action, not the reasoning
+    newest: Tensor  # [N] bool: sampled by the newest weights, and not by those before an update or more
 
     @cached_property
     def row_starts(self) -> Tensor:
@@ -207,6 +208,7 @@ def pack(segments: Sequence[Segment]) -> Batch:
     final_rows: list[int] = []
     logprobs: list[float] = []
     rewards: list[float] = []
+    versions: list[int] = []
     counts: list[int] = []  # sampled tokens of each turn
     actions: list[int] = []  # of these, how many spell the action
     steps: list[bool] = []
@@ -221,6 +223,7 @@ def pack(segments: Sequence[Segment]) -> Batch:
                     f"{len(turn.generation.logprobs)} log-probs; it must give one for each"
                 )
             logprobs += turn.generation.logprobs
+            versions += turn.generation.token_versions
             counts.append(len(turn.generation.token_ids))
             rewards.append(turn.reward)
             actions.append(turn.action_tokens)
@@ -246,6 +249,7 @@ def pack(segments: Sequence[Segment]) -> Batch:
         step_ends=_marks(total, lasts[torch.tensor(steps)]),
         segment_ends=_marks(total, lasts[torch.cumsum(torch.tensor(segment_turns), 0) - 1]),
         in_action=left < torch.repeat_interleave(torch.tensor(actions), lengths),
+        newest=torch.tensor(versions) == max(versions),
     )
 
 

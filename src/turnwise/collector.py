@@ -1,20 +1,23 @@
 """How batches are filled: slots play side by side, each one episode after the other.
 
-A batch takes the same number of turns from every slot, wherever their episodes stand; or, where it is elastic, as many
-in all, and more of them from slots that are fast. Or it takes the same number of whole episodes from every slot, and
-ends with the longest of them.
+A batch takes the same number of turns from every slot, wherever their episodes stand. Or, where it is elastic, as many
+in all, and more of them from slots that are fast: it ends with the last of them, and whatever is under way then, a
+reply half sampled or an environment's step, goes on in the next batch. Or it takes the same number of whole episodes
+from every slot, and ends with the longest of them.
 """
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from turnwise.agents.shared import Shared
+from turnwise.batch_loop import BatchLoop
 from turnwise.config import Config
 from turnwise.data import drawn
 from turnwise.groups import filter_groups
-from turnwise.protocols import Codec, Engine
+from turnwise.protocols import Codec, Engine, Pausable
 from turnwise.seeds import episode_seed
 from turnwise.slot import Slot
 from turnwise.tally import Tally
@@ -29,7 +32,9 @@ class Collector:
     def __init__(self, config: Config, codec: Codec):
         self.config = config
         self.tally = Tally()
-        self._runner = asyncio.Runner()  # one loop for all batches: an episode waits in it from one to the next
+        # One loop for all batches: episodes wait in it from one to the next.
+        self._runner = asyncio.Runner(loop_factory=BatchLoop)
+        self._full: asyncio.Queue[list[asyncio.Future[list[Segment]]]] = asyncio.Queue()  # elastic batches, by slots
         self._shared = Shared(config, config.rollout.n_env)
         deal, size = config.deal, config.rollout.group
         self.slots: list[Slot] = []
@@ -89,8 +94,7 @@ class Collector:
         if rollout.episodes is not None:
             await play_all(slot.play_episodes(engine, rollout.episodes) for slot in self.slots)
         elif rollout.mode == "elastic":
-            while sum(slot.collected for slot in self.slots) < self.config.rollout.n_env * turns:
-                await play_all(slot.play_until(engine, partial(self.is_full_for, slot)) for slot in self.slots)
+            return await self._elastic(engine)
         else:
             lockstep = rollout.mode == "lockstep"
             # Otherwise too this may take more than one pass: an episode may fail while it waits for the other slots.
@@ -98,12 +102,30 @@ class Collector:
                 await play_all(slot.play(engine, slot.collected + 1 if lockstep else turns) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
 
-    def is_full_for(self, slot: Slot) -> bool:
-        """Whether an elastic batch has no room for a turn of this slot: others play, or have played, all it takes."""
+    async def _elastic(self, engine: Engine) -> list[Segment]:
+        """So many turns in all; fewer only where an episode failed when the batch was full, before its next prompt."""
+
+        async def filled() -> list[Segment]:
+            return [segment for part in await self._full.get() for segment in await part]
+
+        count = partial(self._count, engine)
+        if isinstance(engine, Pausable) and self._full.empty():
+            engine.resume()
+        playing = asyncio.ensure_future(play_all(slot.play_on(engine, count) for slot in self.slots))
+        batch = asyncio.ensure_future(filled())
+        await asyncio.wait({playing, batch}, return_when=asyncio.FIRST_COMPLETED)
+        playing.cancel()
+        with suppress(asyncio.CancelledError):
+            await playing  # raises whatever mistake it ended by
+        return await batch
+
+    def _count(self, engine: Engine) -> None:
+        """Another turn was played: if it was the last that an elastic batch takes, later ones are the next batch's."""
         rollout = self.config.rollout
-        room = rollout.n_env * rollout.e_len - sum(other.collected for other in self.slots)
-        # Asked before every reply: only towards the end of a batch must those be counted who play.
-        return room < len(self.slots) and room <= sum(other.at_play for other in self.slots if other is not slot)
+        if sum(slot.collected for slot in self.slots) == rollout.n_env * rollout.e_len:
+            self._full.put_nowait([slot.leave() for slot in self.slots])
+            if isinstance(engine, Pausable):
+                engine.pause()
 
     def _align(self) -> None:
         """Let the slots of a group go on together, where a failed episode has put one of them a level ahead."""

@@ -31,12 +31,12 @@ def can_read(trunk: PreTrainedModel) -> bool:
     return trunk.device.type == "cpu" or flash.takes(query)
 
 
-def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
+def read(trunk: PreTrainedModel, line: Line, places: Tensor, packs: "Packs | None" = None) -> Tensor:
     """Hidden states [n, D], in fp32, at some places [n] of a line; none of them lies in its shared beginning."""
     device = trunk.device.type
     kind = _kind(device)
     with torch.autocast(device, enabled=False):
-        return (_OnProcessor if device == "cpu" else _OnGPU)(trunk, line, places, kind).read()
+        return (_OnProcessor if device == "cpu" else _OnGPU)(trunk, line, places, kind, packs).read()
 
 
 def _kind(device: str) -> torch.dtype:
@@ -55,6 +55,19 @@ class _Linear:
     scale: float = 0.0
 
 
+class Packs:
+    """What layers are packed into, kept from line to line while their weights stay as they are."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, ...], Packed] = {}
+
+    def of(self, layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None) -> Packed:
+        key = tuple(id(part) for layer in layers for part in (layer.weight, layer.low))
+        if key not in self._kept:
+            self._kept[key] = _pack(layers, kind, order)
+        return self._kept[key]
+
+
 @dataclass(frozen=True)
 class _Layer:
     """What a layer computes with: known before its activations are computed anew, when other adapters are in use."""
@@ -71,10 +84,13 @@ class _Layer:
 class _Reader(ABC):
     """One line."""
 
-    def __init__(self, trunk: PreTrainedModel, line: Line, places: Tensor, kind: torch.dtype):
+    def __init__(
+        self, trunk: PreTrainedModel, line: Line, places: Tensor, kind: torch.dtype, packs: Packs | None = None
+    ):
         config: Any = trunk.config
         self.trunk: Any = trunk
         self.line, self.places, self.kind = line, places, kind
+        self.pack = _pack if packs is None else packs.of
         self.floor = config.rms_norm_eps
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.size: int = self.trunk.layers[0].self_attn.head_dim
@@ -120,7 +136,7 @@ class _Reader(ABC):
         return kernels.norm(given, norm.weight, self.floor, kind)
 
     def _product(self, given: Tensor, layers: Sequence[_Linear], order: Tensor | None = None) -> Tensor:
-        return kernels.product(given, _pack(layers, self.kind, order))
+        return kernels.product(given, self.pack(layers, self.kind, order))
 
 
 class _OnGPU(_Reader):

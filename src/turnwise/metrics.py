@@ -95,12 +95,15 @@ def invalid_texts(segments: Sequence[Segment], most: int = 3) -> list[tuple[str,
 
 
 def measure_credit(batch: Batch, credit: Credit) -> dict[str, float]:
-    """How far the policy has gone from the reference, in its reasoning and in its actions, and what the critic knows.
+    """How far the policy has gone from what sampled the batch and from the reference, in its reasoning and in its
+    actions, and what the critic knows.
 
     An action KL that outgrows the reasoning KL is the sign of action hacking: reward taken by editing only the action.
     """
     acting = batch.in_action
-    figures = {} if credit.returns is None else _judge_critic(batch, credit, credit.returns)
+    figures = {"turns/older_tokens": 1 - batch.newest.float().mean()}
+    if credit.returns is not None:
+        figures |= _judge_critic(batch, credit, credit.returns)
     if credit.reference is not None:
         k3 = (-credit.kl).exp() - 1 + credit.kl
         for name, where in (("all", torch.ones_like(acting)), ("action", acting), ("reasoning", ~acting)):

@@ -75,6 +75,8 @@ class Policy(nn.Module):
         self.has_reference = reference
         self.temperature = temperature
         self.precision = precision or nullcontext()
+        self._spares = False  # memory, by computing activations twice
+        self._packs: fused.Packs | None = None
         # In a list it is no submodule: it is neither trained nor saved.
         self.references = [deepcopy(actor).requires_grad_(False).eval()] if reference and adapters is None else []
 
@@ -114,6 +116,7 @@ class Policy(nn.Module):
 
     def checkpoint_activations(self) -> None:
         """Hold less between forward and backward pass, and compute it again."""
+        self._spares = True
         options: dict[str, Any] = {"use_reentrant": False}
         if self.adapters is not None:
             options["context_fn"] = self.adapters.checkpointed
@@ -121,6 +124,15 @@ class Policy(nn.Module):
             if model is not None:
                 renamed: Any = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.20
                 (renamed or model.gradient_checkpointing_enable)(options)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As long as no weight changes: what products need of them is made once, and not for every line."""
+        before, self._packs = self._packs, None if self._spares else fused.Packs()
+        try:
+            yield
+        finally:
+            self._packs = before
 
     def forward(self, micro: Micro) -> Forward:
         """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""
@@ -151,7 +163,9 @@ class Policy(nn.Module):
         if self.value_head is not None:
             every = torch.arange(len(batch.row_lengths))
             micros = list(batch.micros(every, max_tokens, finals=True, lanes=self.lanes.count))
-            for micro, (tokens, ends) in zip(micros, self.lanes.map(self.values, micros), strict=True):
+            with self.unchanged():
+                found = self.lanes.map(self.values, micros)
+            for micro, (tokens, ends) in zip(micros, found, strict=True):
                 values[micro.index] = tokens.cpu()
                 bootstraps[micro.segments] = ends.cpu()
         return Scores(values, bootstraps, self.reference_logprobs(batch, max_tokens) if reference else None)
@@ -175,7 +189,9 @@ class Policy(nn.Module):
                 return self._head(model, self._read(role, micro)[0], micro)[0]
 
         micros = list(batch.micros(batch.trained_rows, max_tokens, finals=False, lanes=self.lanes.count))
-        for micro, found in zip(micros, self.lanes.map(score, micros), strict=True):
+        with self.unchanged():
+            every = self.lanes.map(score, micros)
+        for micro, found in zip(micros, every, strict=True):
             logprobs[micro.index] = found.cpu()
         return logprobs
 
@@ -183,7 +199,7 @@ class Policy(nn.Module):
         """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
         places = torch.cat([micro.before, micro.ends]).to(self.device)
         with self._trunk(role) as trunk:
-            hidden = read(trunk, micro.line.to(self.device), places)
+            hidden = read(trunk, micro.line.to(self.device), places, self._packs)
         return hidden[: len(micro.before)], hidden[len(micro.before) :]
 
     @contextmanager

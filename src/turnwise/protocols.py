@@ -107,6 +107,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Pausable(Protocol):
+    """An engine that can stop in the middle of replies: what is sampled so far is kept."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """What an agent is made from."""

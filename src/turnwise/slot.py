@@ -1,7 +1,7 @@
 """A slot: a place in which one episode after the other is played by its agent.
 
-Whoever asks for a reply when the batch is full waits, and the next batch goes on from there: the prompt that waits is
-the one to bootstrap from.
+Whoever asks for a reply when the batch is full waits, and the next batch goes on from there; or what is under way goes
+on. Either way the prompt whose reply is no turn yet is the one to bootstrap from.
 """
 
 import asyncio
@@ -38,14 +38,6 @@ class Episode:
     transcript: list[str] | None = None  # None: this episode is not kept
     recording: Recording | None = None  # None: this episode is not traced
     journal: list[tuple[str, Generation]] = field(default_factory=list)  # replies, each with its prompt's digest
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A prompt that waits for the next batch."""
-
-    prompt: tuple[int, ...]
-    go: asyncio.Future[None]
 
 
 class Slot:
@@ -85,11 +77,14 @@ class Slot:
         self._turns: list[Turn] = []  # of the open segment
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
-        self._held: list[_Held] = []
+        self._held: list[asyncio.Future[None]] = []  # replies that wait for the next batch
+        self._asking: list[tuple[int, ...]] = []  # prompts whose replies are no turns yet
         self._asked = 0  # replies that are being sampled
         self._news = asyncio.Event()  # the episode ended, waits, or got a reply
         self._engine: Engine | None = None
         self._full: Callable[[], bool] = lambda: True
+        self._counted: Callable[[], None] = lambda: None
+        self._leaving: list[asyncio.Future[list[Segment]]] = []  # where batches that are full wait for their parts
 
     @property
     def name(self) -> str:
@@ -106,11 +101,6 @@ class Slot:
         """Who plays the episode under way."""
         return self.agents.of(self.sample if self.episode.begun else None)
 
-    @property
-    def at_play(self) -> bool:
-        """Whether an episode is under way and does not wait for the next batch."""
-        return self._playing is not None and not self._held
-
     async def play(self, engine: Engine, turns: int) -> None:
         """Go on until the batch has so many turns of this slot."""
         await self.play_until(engine, lambda: self.collected >= turns)
@@ -120,11 +110,15 @@ class Slot:
         enough = len(self.segments) + episodes
         await self.play_until(engine, lambda: len(self.segments) >= enough)
 
+    async def play_on(self, engine: Engine, counted: Callable[[], None]) -> None:
+        """Go on and on; `counted` is called after every turn. What is under way when this is cancelled stays so."""
+        self._counted = counted
+        await self.play_until(engine, lambda: False)
+
     async def play_until(self, engine: Engine, full: Callable[[], bool]) -> None:
-        """Go on until the batch has no room for another turn of this slot."""
+        """Go on until the batch has no room for another turn of this slot, and no reply is under way."""
         self._engine, self._full = engine, full
         self._release()
-        # The weights change between batches, and the loop stands still: no reply may be under way then.
         while not (full() and not self._asked and (self._playing is None or self._held)):
             if self._playing is None:
                 self._playing = asyncio.create_task(self._play_on())
@@ -141,8 +135,8 @@ class Slot:
         """Let those go on who wait for the batch to have room."""
         held, self._held = self._held, []
         for one in held:
-            if not one.go.done():  # its call may have been given up
-                one.go.set_result(None)
+            if not one.done():  # given up this very moment
+                one.set_result(None)
 
     def _stopped(self, playing: asyncio.Task[None]) -> None:
         if not playing.cancelled():
@@ -162,6 +156,8 @@ class Slot:
                 raise
             raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
+        self._asking.clear()
+        self._leave()
 
     def _session(self) -> SlotSession:
         """A new one, or for an agent that cannot say where it stands one that knows the replies it got."""
@@ -179,28 +175,52 @@ class Slot:
         recording = self.episode.recording
         if recording:
             recording.pause()
-        while self._full():
-            one = _Held(prompt, asyncio.get_running_loop().create_future())
-            self._held.append(one)
-            self._news.set()
-            await one.go
-        assert self._engine is not None
-        start_s = now()
-        self._asked += 1
+        self._asking.append(prompt)
+        self._leave()
         try:
-            generation = await self._engine.generate(prompt, self._sampling(), self.name)
-        finally:
-            self._asked -= 1
-            self._news.set()
+            while self._full():
+                await self._room()
+            start_s = now()
+            generation = await self._sampled(prompt)
+        except BaseException:  # it was given up, maybe, and the episode goes on
+            self._answered(prompt)
+            raise
         if recording:
             recording.sampled(prompt, generation, start_s)
         return generation
 
+    async def _room(self) -> None:
+        """Wait until the batch may have room."""
+        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held.append(held)
+        self._news.set()
+        try:
+            await held
+        finally:
+            if held in self._held:
+                self._held.remove(held)
+
+    async def _sampled(self, prompt: tuple[int, ...]) -> Generation:
+        assert self._engine is not None
+        self._asked += 1
+        try:
+            return await self._engine.generate(prompt, self._sampling(), self.name)
+        finally:
+            self._asked -= 1
+            self._news.set()
+
+    def _answered(self, prompt: tuple[int, ...]) -> None:
+        if prompt in self._asking:
+            self._asking.remove(prompt)
+
     def record(self, turn: Turn) -> None:
         self._turns.append(turn)
-        self.collected += not turn.of_memory
+        self._answered(turn.prompt_ids)
         if self.episode.recording:
             self.episode.recording.record(turn)
+        if not turn.of_memory:
+            self.collected += 1
+            self._counted()
 
     def reward(self, amount: float, turn: int) -> None:
         """Add to what the n-th turn of the episode has earned."""
@@ -213,10 +233,23 @@ class Slot:
         if self.episode.recording:
             self.episode.recording.reward(amount, turn)
 
+    def leave(self) -> asyncio.Future[list[Segment]]:
+        """What the batch has of this slot so far, once the next prompt is known; what follows is the next batch's."""
+        part: asyncio.Future[list[Segment]] = asyncio.get_running_loop().create_future()
+        self._leaving.append(part)
+        self.collected = 0
+        self._leave()
+        return part
+
+    def _leave(self) -> None:
+        leaving = self._leaving if self._asking or not self._turns else []
+        while leaving:  # the second, if there is one, finds nothing: no turn is played in between
+            leaving.pop(0).set_result(self.cut())
+
     def cut(self) -> list[Segment]:
-        """End the batch: the open segment closes with the next prompt, rendered and never sampled."""
+        """End the batch: the open segment closes with the next prompt, whose reply it does not have."""
         if self._turns:
-            self._close("cut", self._held[0].prompt, None)
+            self._close("cut", self._asking[0], None)
         segments, self.segments, self.collected = self.segments, [], 0
         return segments
 
@@ -278,7 +311,8 @@ class Slot:
         self.tally.dropped_turns += len(self._turns)
         self.tally.last_failure = str(failure)
         self._trace("dropped", None, str(failure))
-        self.collected -= sum(not turn.of_memory for turn in self._turns)
+        if not self._leaving:  # or they were counted for a batch that is full
+            self.collected -= sum(not turn.of_memory for turn in self._turns)
         self._turns = []
         self.episode = Episode(self.episode.number)
 

@@ -46,10 +46,10 @@ def prepare(model: PreTrainedModel) -> None:
             part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
 
 
-def read(trunk: PreTrainedModel, line: Line, places: Tensor) -> Tensor:
+def read(trunk: PreTrainedModel, line: Line, places: Tensor, packs: fused.Packs | None = None) -> Tensor:
     """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
     if fused.can_read(trunk) and len(places):
-        return fused.read(trunk, line, places)
+        return fused.read(trunk, line, places, packs)
     count = padded(len(line.tokens))
     missing = count - len(line.tokens)
     tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))

@@ -92,6 +92,10 @@ class Generation:
     policy_version: int  # optimizer steps taken by the weights that sampled it; by the newest, where there were several
     versions: tuple[int, ...] = ()  # of each token, where new weights came in the middle; else empty
 
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        return self.versions or (self.policy_version,) * len(self.token_ids)
+
 
 Status = Literal["valid", "translated", "invalid"]
 

@@ -208,7 +208,7 @@ def update(
     """Train actor and critic on a batch for some epochs of minibatches; returns means over what was trained."""
     policy.train(config.gradient_checkpointing)
     objective, means = Objective(batch, credit, config, kl.loss), Means()
-    drift = 0.0  # largest gap between the engine's log-prob and the trainer's, before anything was trained
+    drift = 0.0  # largest gap between the engine's log-prob and the trainer's of the same weights
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
@@ -219,11 +219,13 @@ def update(
                 if forward.values is not None and credit.returns is not None:
                     error, of_critic = objective.critic(forward.values, credit.returns, micro.index)
                     total, told = total + config.value_coefficient * error, told + of_critic
-                gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
-                return total / tokens, (told, float(gap.abs().max()))
+                gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
+                return total / tokens, (told, float(gap.max()))
 
             micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-            for told, gap in policy.lanes.backward(learn, micros, policy.trained_parameters()):
+            with policy.unchanged():
+                learned = policy.lanes.backward(learn, micros, policy.trained_parameters())
+            for told, gap in learned:
                 means.add_all(told)
                 if epoch == 0 and number == 0:
                     drift = max(drift, gap)
@@ -269,7 +271,8 @@ def fit_critic(
             return objective.critic(policy.values(micro)[0], targets, micro.index)[0] / tokens, None
 
         micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-        policy.lanes.backward(learn, micros, policy.critic_parameters())
+        with policy.unchanged():
+            policy.lanes.backward(learn, micros, policy.critic_parameters())
         optimizers.step(actor=False)
     values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
     return {

@@ -88,6 +88,7 @@ class LocalEngine:
         self._cache = Cache(model.device)
         known = inspect.signature(type(model.get_decoder()).forward).parameters
         self._cache_named = "cache" if "cache" in known else "past_key_values"  # as older transformers have it
+        self._paused = False
         self._driver: asyncio.Task[None] | None = None
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -105,18 +106,30 @@ class LocalEngine:
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens).tolist()
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
+        self._go_on()
         return await done
 
+    def pause(self) -> None:
+        """Stop where replies stand. The model is the trainer's when the event loop has gone round once more."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on with what was paused."""
+        self._paused = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._paused and (self._driver is None or self._driver.done()):
+            self._driver = asyncio.create_task(self._drive())
+
     async def _drive(self) -> None:
-        """Admit, sample one token for everybody, hand out what is finished; until nobody is left."""
+        """Admit, sample one token for everybody, hand out what is finished; until nobody is left, or a pause."""
         training = self.model.training
         self.model.eval()
         try:
             with self._precision:
                 await asyncio.sleep(0)  # everybody who is about to ask gets into the first batch
-                while self._waiting or self._running:
+                while (self._waiting or self._running) and not self._paused:
                     with torch.inference_mode():
                         self._step()
                     await asyncio.sleep(0)  # the finished ones play on and ask again
