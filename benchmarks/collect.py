@@ -27,7 +27,7 @@ from turnwise.engines.local import LocalEngine
 from turnwise.engines.make import make_engine
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
-from turnwise.protocols import Engine
+from turnwise.protocols import Engine, Pausable
 from turnwise.recipe import parse_config
 from turnwise.render import Renderer
 from turnwise.slot import Slot
@@ -168,7 +168,8 @@ class Elastic:
         segments = self._collector.collect(engine)
         seconds = time.perf_counter() - self._start
         self._seconds += seconds
-        if not isinstance(engine, LocalEngine):  # a server must hear of the pause before it serves the next contestant
+        # A server must hear of the pause before it serves the next contestant.
+        if isinstance(engine, Pausable) and not isinstance(engine, LocalEngine):
             self._collector._runner.run(asyncio.sleep(0.1))
             engine.resume()
         waiting = 1 - statistics.mean(self._last.values()) / self._seconds

@@ -1,5 +1,6 @@
 """Killed and resumed gives the same run, bit for bit."""
 
+import itertools
 import json
 import random
 import signal
@@ -100,3 +101,17 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     assert figures(killed) == figures(whole)
     one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, killed))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def test_an_elastic_run_goes_on_after_a_kill(recipe: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Not as if nothing had happened: what was under way is asked anew. No turn is missing for that."""
+    folder = tmp_path / "elastic"
+    common = ["steps=6", "rollout.mode=elastic", "rollout.n_env=3", "rollout.e_len=4", "update.minibatch=6"]
+    kill_after(folder / "metrics.jsonl", 3, 0.0, "train", recipe, *common, f"run={folder}")
+    assert run("train", recipe, *common, f"run={folder}", "--resume") == 0
+    steps = [line for line in figures(folder) if line.get("phase") == "train"]
+    assert [line["step"] for line in steps] == [*range(1, 7)]
+    turns = [line["turns"] for line in steps]
+    assert {after - before for before, after in itertools.pairwise(turns)} == {12}
+    assert all(0 <= line["turns/older_tokens"] < 1 for line in steps)
+    assert any(line["turns/older_tokens"] for line in steps)

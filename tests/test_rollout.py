@@ -1363,3 +1363,47 @@ def test_no_reply_is_under_way_when_a_batch_ends(renderer, mode):
             segments = collector.collect(engine)
             assert engine.under_way == 0
             assert all(len(acted(segments, slot)) in (2, 3) for slot in range(2))
+
+
+def test_an_elastic_batch_ends_whatever_is_under_way(renderer):
+    agent, rollout = {"use": f"{__name__}:Twofold"}, {"n_env": 2, "e_len": 3, "mode": "elastic"}
+    with closing(Collector(play_config(agent=agent, rollout=rollout), renderer)) as collector:
+        engine, under_way = Slow(renderer, ["yes"]), 0
+        for _ in range(6):
+            segments = collector.collect(engine)
+            assert 6 <= sum(len(one.turns) for one in segments) <= 7  # two may become sure at once
+            under_way += engine.under_way > 0
+        assert under_way
+
+
+class Fickle:
+    """Fails after every third turn, before anybody knows how the episode goes on."""
+
+    def __init__(self, setting: Any):
+        self.codec = setting.codec
+
+    async def run(self, session: Any) -> Ending:
+        while True:
+            prompt = self.codec.prompt([{"role": "user", "content": f"{session.name} {session.turns}"}])
+            reply = await session.generate(prompt)
+            text = self.codec.text(reply.token_ids)
+            session.record(
+                Turn(Observation(""), prompt, reply, Action(text, "valid", text, "", 0), 0, 0.5, *[text] * 3)
+            )
+            if session.turns == 3:
+                await asyncio.sleep(0)
+                raise EpisodeFailure("it had enough")
+
+
+@pytest.mark.parametrize("n_env", [1, 2, 3])
+def test_an_elastic_batch_has_no_turn_that_may_still_fail(renderer, n_env):
+    rollout = {"n_env": n_env, "e_len": 2, "mode": "elastic"}
+    with closing(Collector(play_config(agent={"use": f"{__name__}:Fickle"}, rollout=rollout), renderer)) as collector:
+        dropped = 0
+        for _ in range(12):
+            segments = collector.collect(Scripted(renderer, ["yes"]))
+            assert sum(len(one.turns) for one in segments) == 2 * n_env
+            assert {one.end for one in segments} == {"cut"}
+            assert all(one.final_prompt_ids for one in segments)
+            dropped += collector.tally.dropped_turns
+        assert dropped

@@ -34,7 +34,7 @@ class Collector:
         self.tally = Tally()
         # One loop for all batches: episodes wait in it from one to the next.
         self._runner = asyncio.Runner(loop_factory=BatchLoop)
-        self._full: asyncio.Queue[list[asyncio.Future[list[Segment]]]] = asyncio.Queue()  # elastic batches, by slots
+        self._full: asyncio.Queue[list[Segment]] = asyncio.Queue()  # elastic batches; another may be full already
         self._shared = Shared(config, config.rollout.n_env)
         deal, size = config.deal, config.rollout.group
         self.slots: list[Slot] = []
@@ -103,16 +103,12 @@ class Collector:
         return [segment for slot in self.slots for segment in slot.cut()]
 
     async def _elastic(self, engine: Engine) -> list[Segment]:
-        """So many turns in all; fewer only where an episode failed when the batch was full, before its next prompt."""
-
-        async def filled() -> list[Segment]:
-            return [segment for part in await self._full.get() for segment in await part]
-
-        count = partial(self._count, engine)
+        """So many turns in all, whoever plays them."""
         if isinstance(engine, Pausable) and self._full.empty():
             engine.resume()
+        count = partial(self._count, engine)
         playing = asyncio.ensure_future(play_all(slot.play_on(engine, count) for slot in self.slots))
-        batch = asyncio.ensure_future(filled())
+        batch = asyncio.ensure_future(self._full.get())
         await asyncio.wait({playing, batch}, return_when=asyncio.FIRST_COMPLETED)
         playing.cancel()
         with suppress(asyncio.CancelledError):
@@ -120,10 +116,10 @@ class Collector:
         return await batch
 
     def _count(self, engine: Engine) -> None:
-        """Another turn was played: if it was the last that an elastic batch takes, later ones are the next batch's."""
+        """If an elastic batch has all its turns now, later ones are the next batch's."""
         rollout = self.config.rollout
-        if sum(slot.collected for slot in self.slots) == rollout.n_env * rollout.e_len:
-            self._full.put_nowait([slot.leave() for slot in self.slots])
+        if sum(slot.collected for slot in self.slots) >= rollout.n_env * rollout.e_len:
+            self._full.put_nowait([segment for slot in self.slots for segment in slot.cut()])
             if isinstance(engine, Pausable):
                 engine.pause()
 

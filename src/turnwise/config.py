@@ -121,7 +121,8 @@ class RolloutConfig(Group):
     episodes: PositiveInt | None = None  # so many whole episodes of each in a batch instead, however long they are
     group: PositiveInt = 1  # so many neighbours play the same levels, to be compared with one another
     filter_groups: bool = False  # leave out groups whose episodes all returned the same
-    # async: every slot at its own pace; elastic: and who is faster plays more turns of a batch; lockstep: all together
+    # async: every slot at its own pace; elastic: and who is faster plays more turns of a batch, which waits for nobody;
+    # lockstep: all together
     mode: Literal["async", "elastic", "lockstep"] = "async"
     max_episode_turns: PositiveInt | None = None  # then an episode is truncated, in training alone; null: never
     history: Literal["exact", "template"] = "exact"  # replies are shown later as sampled, or as the template has them

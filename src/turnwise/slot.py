@@ -5,7 +5,7 @@ on. Either way the prompt whose reply is no turn yet is the one to bootstrap fro
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -68,23 +68,24 @@ class Slot:
         self.episode = Episode()
         self.tally = Tally()
         self.segments: list[Segment] = []
-        self.collected = 0  # turns since the batch began, those not counted that a memory asked for
+        self.collected = 0  # sure turns of the batch, those not counted that a memory asked for
         self._levels = levels
         self._transcripts = transcripts
         self._luck = luck
         self._group = group
         self._traced = traced
         self._turns: list[Turn] = []  # of the open segment
+        self._sure = 0  # of these: it is known how the episode went on
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
         self._held: list[asyncio.Future[None]] = []  # replies that wait for the next batch
         self._asking: list[tuple[int, ...]] = []  # prompts whose replies are no turns yet
+        self._asked_last: tuple[int, ...] = ()
         self._asked = 0  # replies that are being sampled
         self._news = asyncio.Event()  # the episode ended, waits, or got a reply
         self._engine: Engine | None = None
         self._full: Callable[[], bool] = lambda: True
         self._counted: Callable[[], None] = lambda: None
-        self._leaving: list[asyncio.Future[list[Segment]]] = []  # where batches that are full wait for their parts
 
     @property
     def name(self) -> str:
@@ -111,7 +112,7 @@ class Slot:
         await self.play_until(engine, lambda: len(self.segments) >= enough)
 
     async def play_on(self, engine: Engine, counted: Callable[[], None]) -> None:
-        """Go on and on; `counted` is called after every turn. What is under way when this is cancelled stays so."""
+        """Go on and on; `counted` is called when turns are sure. What is under way when this is cancelled stays so."""
         self._counted = counted
         await self.play_until(engine, lambda: False)
 
@@ -157,7 +158,6 @@ class Slot:
             raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
         self._asking.clear()
-        self._leave()
 
     def _session(self) -> SlotSession:
         """A new one, or for an agent that cannot say where it stands one that knows the replies it got."""
@@ -176,7 +176,9 @@ class Slot:
         if recording:
             recording.pause()
         self._asking.append(prompt)
-        self._leave()
+        self._asked_last = prompt
+        self._settle()
+        self._counted()
         try:
             while self._full():
                 await self._room()
@@ -218,9 +220,6 @@ class Slot:
         self._answered(turn.prompt_ids)
         if self.episode.recording:
             self.episode.recording.record(turn)
-        if not turn.of_memory:
-            self.collected += 1
-            self._counted()
 
     def reward(self, amount: float, turn: int) -> None:
         """Add to what the n-th turn of the episode has earned."""
@@ -233,23 +232,21 @@ class Slot:
         if self.episode.recording:
             self.episode.recording.reward(amount, turn)
 
-    def leave(self) -> asyncio.Future[list[Segment]]:
-        """What the batch has of this slot so far, once the next prompt is known; what follows is the next batch's."""
-        part: asyncio.Future[list[Segment]] = asyncio.get_running_loop().create_future()
-        self._leaving.append(part)
-        self.collected = 0
-        self._leave()
-        return part
-
-    def _leave(self) -> None:
-        leaving = self._leaving if self._asking or not self._turns else []
-        while leaving:  # the second, if there is one, finds nothing: no turn is played in between
-            leaving.pop(0).set_result(self.cut())
+    def _settle(self) -> None:
+        """Now it is known how the episode goes on after its last turn."""
+        self.collected += _acted(self._turns[self._sure :])
+        self._sure = len(self._turns)
 
     def cut(self) -> list[Segment]:
-        """End the batch: the open segment closes with the next prompt, whose reply it does not have."""
+        """End the batch: the open segment closes with the next prompt, whose reply it does not have.
+
+        A turn that is not sure yet opens the next batch, or is lost with its episode.
+        """
+        self._turns, rest = self._turns[: self._sure], self._turns[self._sure :]
         if self._turns:
-            self._close("cut", self._asking[0], None)
+            waiting = [turn.prompt_ids for turn in rest] + self._asking
+            self._close("cut", waiting[0] if waiting else self._asked_last, None)  # a call may have been given up
+        self._turns = rest
         segments, self.segments, self.collected = self.segments, [], 0
         return segments
 
@@ -276,7 +273,9 @@ class Slot:
             raise EpisodeFailure(f"the agent of {self.task} ended an episode without a turn")
         end = "truncated" if ending.final_prompt_ids else "terminated"
         outcome = Outcome(ending.success, episode.episode_return, episode.turns, ending.progression, episode.figures)
+        self._settle()
         self._close(end, ending.final_prompt_ids, outcome)
+        self._counted()
         if episode.transcript is not None:
             won = {True: "success", False: "failure", None: "no verdict"}[ending.success]
             tail = f"== {end}: {won}, return {episode.episode_return:.2f}, {episode.turns} turns\n"
@@ -294,7 +293,7 @@ class Slot:
             self.tally.traces.append(Trace(*about, end, outcome, failure, len(self._turns) if end == "dropped" else 0))
 
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
-        turns, self._turns = tuple(self._turns), []
+        turns, self._turns, self._sure = tuple(self._turns), [], 0
         self._failures = 0
         episode = self.episode
         self.segments.append(
@@ -311,9 +310,8 @@ class Slot:
         self.tally.dropped_turns += len(self._turns)
         self.tally.last_failure = str(failure)
         self._trace("dropped", None, str(failure))
-        if not self._leaving:  # or they were counted for a batch that is full
-            self.collected -= sum(not turn.of_memory for turn in self._turns)
-        self._turns = []
+        self.collected -= _acted(self._turns[: self._sure])
+        self._turns, self._sure = [], 0
         self.episode = Episode(self.episode.number)
 
     def state(self) -> dict[str, Any]:
@@ -331,3 +329,8 @@ class Slot:
             return True
         self.episode = Episode(self.episode.number)
         return False
+
+
+def _acted(turns: Iterable[Turn]) -> int:
+    """How many were played in the environment."""
+    return sum(not turn.of_memory for turn in turns)
