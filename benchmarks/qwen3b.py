@@ -19,10 +19,12 @@ import gc
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import product_rate
@@ -92,6 +94,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--micro-tokens", type=int, help="of a forward pass, other than a way has")
     twice = argparse.BooleanOptionalAction
     parser.add_argument("--twice", action=twice, help="compute activations twice, other than a way has it")
+    parser.add_argument("--profile", action="store_true", help="tell what one more update does; nothing is recorded")
     options = parser.parse_args(arguments)
     device = pick_device("auto")
     if device.type != "cuda" and not options.small:
@@ -109,6 +112,9 @@ def main(arguments: Sequence[str] = ()) -> None:
         gc.collect()  # of the model before it, whose parts know one another
         torch.cuda.empty_cache()
         config = configure(way, size, options.micro_tokens, options.twice)
+        if options.profile:
+            tell(config, size, job, device)
+            continue
         figures[way] = measure(config, size, job, device)
         for key, value in figures[way].items():
             print(f"{way}: {key} = {value:.4g}" if isinstance(value, float) else f"{way}: {key} = {value}", flush=True)
@@ -196,10 +202,32 @@ def measure(config: Config, size: Size, job: Job, device: torch.device) -> dict[
     }
 
 
+def tell(config: Config, size: Size, job: Job, device: torch.device) -> None:
+    """Print which kernels an update runs, how long they take, and how long it takes in all."""
+    policy = make_policy(config, size, device)
+    optimizers = Optimizers(policy, config.update)
+    engine = LocalEngine(policy.actor, frozenset(), policy.precision)
+    step(config, job, policy, optimizers, engine, 0)
+    seen = profile()
+    _, taken, _ = step(config, job, policy, optimizers, engine, 1, seen)
+    order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=80))
+    print(f"the update took {taken['update']:.2f} s while it was watched")
+
+
 def step(
-    config: Config, job: Job, policy: Policy, optimizers: Optimizers, engine: Engine, number: int
+    config: Config,
+    job: Job,
+    policy: Policy,
+    optimizers: Optimizers,
+    engine: Engine,
+    number: int,
+    watch: AbstractContextManager[object] | None = None,
 ) -> tuple[Batch, dict[str, float], float]:
-    """The batch, the seconds of each part, and the largest gap between the engine's log-probs and the trainer's."""
+    """The batch, the seconds of each part, and the largest gap between the engine's log-probs and the trainer's.
+
+    The update can be watched.
+    """
     engine.load({}, number)  # forgets the prompts, which are the same in every round
     clock = Clock()
 
@@ -213,8 +241,9 @@ def step(
     scores = policy.score(batch, config.update.micro_tokens)
     credit = assign_credit(batch, scores, config.advantage.make("advantage"), config.kl.reward)
     lap("score")
-    stats = update(policy, optimizers, batch, credit, config.update, config.kl, number)
-    lap("update")
+    with watch or nullcontext():
+        stats = update(policy, optimizers, batch, credit, config.update, config.kl, number)
+        lap("update")
     return batch, clock.laps, stats["actor/engine_gap"]
 
 

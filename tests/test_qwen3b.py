@@ -17,6 +17,14 @@ def test_a_step_in_both_ways_is_measured(monkeypatch, tmp_path):
     assert figures["lora"]["trained_parameters"] < figures["full"]["trained_parameters"]
 
 
+def test_an_update_can_be_watched(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(report, "CACHE", tmp_path)
+    qwen3b.main(["--small", "--only", "lora", "--profile"])
+    told = capsys.readouterr().out
+    assert "aten::mm" in told and "the update took" in told
+    assert not (tmp_path / "small").exists()
+
+
 def test_common_beginnings_are_counted_once():
     size = qwen3b.SMALL
     job = qwen3b.make_job(size)
