@@ -166,7 +166,7 @@ def make_policy(config: Config, size: Size, device: torch.device) -> Policy:
 def measure(config: Config, size: Size, job: Job, device: torch.device) -> dict[str, Any]:
     """Medians of a few steps, after one that warms up.
 
-    After each the rate of products is measured anew: a GPU that has been at work for a while has a slower clock.
+    After each the rate of products is measured anew: a GPU that has been at work for a while may have a slower clock.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -94,6 +94,7 @@ class Generation:
 
     @property
     def token_versions(self) -> tuple[int, ...]:
+        """The policy version of each token."""
         return self.versions or (self.policy_version,) * len(self.token_ids)
 
 
