@@ -1,7 +1,7 @@
 """A stand-in for a GPU: tensors that say that they are on one, are computed here, and refuse what a GPU refuses.
 
 PyTorch takes them for tensors of its device "meta", which has shapes and no numbers; the numbers lie beside them, and
-what is read of those is noted, since on a GPU somebody would have to wait. No kernel of a GPU is tried.
+what is read of those or copied to them is noted, where on a GPU somebody would have to wait. No kernel of a GPU is tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ COPIES = ("aten::copy_", "aten::_to_copy")  # between the two
 PLACES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")  # may come from the processor
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
 
-reads: list[str] = []  # what has been asked for numbers since the stand-in began
+waits: list[str] = []  # for what the processor has waited since the stand-in began
 
 
 class OnGPU(Tensor):
@@ -64,8 +64,10 @@ class _Calls(TorchFunctionMode):
         if func is torch.device:
             return func(*args, **kwargs)
         if func is Tensor.tolist and isinstance(args[0], OnGPU):
-            reads.append("tolist")
+            waits.append("tolist")
             return args[0].here.tolist()
+        if func is Tensor.pin_memory:
+            return args[0]
         if func in (torch.tensor, torch.as_tensor) and _is_gpu(kwargs.get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(META)
         args = [META if _is_gpu(one) else one for one in args]
@@ -82,7 +84,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    reads.clear()
+    waits.clear()
     with _Calls(), _Operations():
         yield
 
@@ -104,6 +106,12 @@ def _is_gpu(named: object = None) -> bool:
     return isinstance(named, str | torch.device) and str(named).startswith("cuda")
 
 
+def _hurries(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a copy is on its way and nobody waits for it."""
+    names = [one.name for one in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}.get("non_blocking", False)
+
+
 def _compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """On the numbers; what comes of tensors there, or is to be there, is there."""
     name = func._schema.name
@@ -118,13 +126,15 @@ def _compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if there and not may_mix and any(one.dim() for one in here):
         raise RuntimeError(f"{name}: some tensors are on the GPU, others are not")
     if there and name in READS:
-        reads.append(name)
+        waits.append(name)
     stays = bool(there)
     if (wanted := kwargs.get("device")) is not None:
         stays = torch.device(wanted).type in ("meta", "cuda")  # the latter in a backward pass, where no call is seen
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if name == "aten::copy_":
         stays = isinstance(args[0], OnGPU)
+    if name in COPIES and given and stays != isinstance(given[-1], OnGPU) and not _hurries(func, args, kwargs):
+        waits.append(name)
     numbers = tree_map(lambda one: one.here if isinstance(one, OnGPU) else one, (args, kwargs))
     found = func(*numbers[0], **numbers[1])
     known = {id(one.here): one for one in there}  # what was changed in place is what it was

@@ -34,14 +34,14 @@ ORDER = [
         "batch_loop",
         "collector",
     ),
-    *("batch", "lanes", "family", "gpu", "kernels", "flash", "attention", "fused", "trunk"),
+    *("sending", "batch", "lanes", "family", "gpu", "kernels", "flash", "attention", "fused", "trunk"),
     *("lora", "policy", "loss", "advantages", "update"),
     *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run"),
     *("allocator", "terminal", "panel", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
 SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
-TORCH_FREE = [name for name in FILES if name.split(".")[0] in ORDER[: ORDER.index("batch")]]
+TORCH_FREE = [name for name in FILES if name.split(".")[0] in ORDER[: ORDER.index("sending")]]
 
 
 def statements(body: list[ast.stmt], inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -122,17 +122,17 @@ def test_records_environments_and_memories_run_without_torch():
         ("render", {"types", "surrogates", "chat_template", "history"}),
         ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
-        ("batch", {"types"}),
+        ("batch", {"sending", "types"}),
         ("lora", {"components", "config", "optional", "seeds"}),
         ("lanes", set()),
         ("family", set()),
         ("gpu", set()),
         ("kernels", {"gpu"}),
-        ("flash", set()),
-        ("attention", {"batch", "flash", "kernels"}),
+        ("flash", {"sending"}),
+        ("attention", {"batch", "flash", "kernels", "sending"}),
         ("fused", {"attention", "batch", "family", "flash", "kernels"}),
         ("trunk", {"attention", "batch", "fused", "kernels"}),
-        ("policy", {"batch", "fused", "kernels", "lanes", "lora", "trunk"}),
+        ("policy", {"batch", "fused", "kernels", "lanes", "lora", "sending", "trunk"}),
         ("groups", {"types"}),
         ("advantages.spans", set()),
         ("advantages.relative", {"advantages.spans", "batch", "groups"}),

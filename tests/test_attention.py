@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from turnwise import flash, fused
 from turnwise.attention import attend
 from turnwise.policy import Policy
-from turnwise.trunk import prepare, read
+from turnwise.trunk import Reader, prepare
 
 LENGTHS = [[5], [1, 1], [3, 40, 17, 1], [64, 64]]  # the last fills its line up
 
@@ -59,7 +59,7 @@ def read_and_learn(model, shared: int, lengths: list[int]) -> tuple[Tensor, list
     line = line_of(ids(shared), rests).to(model.device)
     places = torch.arange(shared, shared + sum(lengths), device=model.device)
     model.zero_grad()
-    hidden = read(model.model, line, places).float()
+    hidden = Reader(model.model)(line, places).float()
     weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(model.device)
     (hidden * weights).sum().backward()
     return hidden.detach(), [p.grad.clone() for p in model.model.parameters()]
@@ -100,7 +100,7 @@ def test_pytorchs_own_understands_what_it_is_asked(monkeypatch):
     model = llama().to("meta", torch.bfloat16)
     prepare(model)
     line = line_of(ids(20), [ids(3), ids(40)]).to(torch.device("meta"))
-    hidden = read(model.model, line, torch.arange(20, 63, device="meta"))
+    hidden = Reader(model.model)(line, torch.arange(20, 63, device="meta"))
     hidden.sum().backward()
     assert hidden.shape == (43, 32)
     assert all(parameter.grad is not None for parameter in model.model.parameters())

@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 import torch
 from engines.test_decoder import model_of, sampled, surprise
-from gpu import CUDA, OnGPU, reads, standing_in
-from test_attention import LENGTHS, read_and_learn, stand_in_for_flash
+from gpu import CUDA, OnGPU, standing_in, waits
+from test_attention import LENGTHS, Stand, read_and_learn, stand_in_for_flash, varlen_attn
 from test_cli import recipe  # noqa: F401  (a fixture)
 from test_kernels import KINDS, LEARNING, assert_read_alike, read_and_learned
 from test_resume import figures
@@ -33,9 +33,9 @@ def record(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     found = compute()
 
     def again() -> None:
-        asked = len(reads)
+        asked = len(waits)
         found.copy_(compute())
-        assert reads[asked:] == []
+        assert waits[asked:] == []
 
     return again, found
 
@@ -59,7 +59,7 @@ def test_it_refuses_what_a_gpu_refuses(gpu):
     there += 1
     assert not isinstance(there.cpu(), OnGPU)
     assert there.tolist() == [1, 2, 3]
-    assert reads
+    assert waits
 
 
 def test_where_no_kernel_can_be_compiled_formulas_are_computed_as_they_stand(monkeypatch):
@@ -137,6 +137,35 @@ def test_a_step_of_the_3b_shape_changes_what_it_changes_on_the_processor(gpu, mo
 
     for one, other in zip(trained(CUDA), trained(torch.device("cpu")), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["full", "lora"])
+def test_lines_are_read_and_learned_from_without_waiting(gpu, monkeypatch, way):
+    """Else a GPU would have nothing to do while the next line is prepared."""
+
+    def attend(*given: Tensor, **options: object) -> Tensor:
+        noted = len(waits)
+        found = varlen_attn(*given, **options)
+        del waits[noted:]  # of what stands in
+        return found
+
+    stand_in_for_flash(monkeypatch)
+    monkeypatch.setattr(Stand, "varlen_attn", attend)
+    size, config = qwen3b.SMALL, qwen3b.configure(way, qwen3b.SMALL, 200)
+    policy = qwen3b.make_policy(config, size, CUDA)
+    optimizers, engine = qwen3b.Optimizers(policy, config.update), LocalEngine(policy.actor, frozenset(), nullcontext())
+    batch = qwen3b.step(config, qwen3b.make_job(size), policy, optimizers, engine, 0)[0]
+    every = torch.arange(len(batch.row_lengths))
+    scored, learned = list(batch.micros(every, 200, finals=True)), list(batch.micros(batch.trained_rows, 200, False))
+    assert min(len(scored), len(learned)) > 2
+    waits.clear()
+    for role in ("actor", "critic"):
+        with policy.at_work(role):
+            for micro in scored:
+                policy.values(micro)
+            for micro in learned:
+                (policy(micro).logprobs if role == "actor" else policy.values(micro)[0]).sum().backward()
+    assert waits == []
 
 
 def test_a_run_goes_as_on_the_processor_and_can_be_resumed(gpu, monkeypatch, tmp_path, recipe):  # noqa: F811

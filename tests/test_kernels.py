@@ -13,7 +13,7 @@ from turnwise import fused, gpu, kernels
 from turnwise.config import LoRAConfig
 from turnwise.family import FAMILY
 from turnwise.lora import Adapters
-from turnwise.trunk import prepare, read
+from turnwise.trunk import Reader, prepare
 
 
 def luck(*shape: int, seed: int = 0) -> Tensor:
@@ -126,7 +126,7 @@ def read_and_learned(kind: str, others: dict[str, Any], shared: int, learning: s
     if learning == "activations twice":
         model.train().gradient_checkpointing_enable({"use_reentrant": False})
     with adapters.use("other") if adapters else nullcontext():
-        found = read(model.get_decoder(), line.to(torch.device(device)), places)
+        found = Reader(model.get_decoder())(line.to(torch.device(device)), places)
     found.backward(luck(*found.shape, seed=3).detach().to(device))
     named = model.get_decoder().named_parameters()
     return found, {name: weight.grad for name, weight in named if weight.grad is not None}
@@ -167,12 +167,12 @@ def test_in_bf16_it_is_as_close_as_the_modules_in_bf16(monkeypatch):
     model = model_of("qwen2", hidden_size=256)
     prepare(model)
     with torch.no_grad():
-        exact = read(model.get_decoder(), line, places)
+        exact = Reader(model.get_decoder())(line, places)
         gaps = []
         for ours in (True, False):
             monkeypatch.setattr(fused, "can_read", lambda trunk, ours=ours: ours)
             with torch.autocast("cpu", torch.bfloat16):
-                gaps.append((read(model.get_decoder(), line, places).float() - exact).abs())
+                gaps.append((Reader(model.get_decoder())(line, places).float() - exact).abs())
     assert 1e-4 < gaps[0].mean() < 1.5 * gaps[1].mean()
 
 

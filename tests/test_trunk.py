@@ -18,7 +18,7 @@ from transformers import (
 from turnwise.attention import ATTENTION
 from turnwise.batch import Line
 from turnwise.models import arithmetic
-from turnwise.trunk import last_mlp_at, prepare, read
+from turnwise.trunk import Reader, last_mlp_at, prepare
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -48,7 +48,7 @@ def test_a_line_is_read_as_its_rows_are(way, shared, lengths):
         expected = [model.model(torch.cat([beginning, rest])[None]).last_hidden_state[0, shared:] for rest in rests]
         prepare(model)
         places = torch.arange(shared, shared + sum(lengths))
-        found = read(model.model, line_of(beginning, rests), places)
+        found = Reader(model.model)(line_of(beginning, rests), places)
     assert torch.allclose(found, torch.cat(expected), atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_gradients_of_all_rows_meet_in_their_beginning(way):
         apart.model(torch.cat([beginning, rest])[None]).last_hidden_state[0, -1].sum().backward()
     prepare(together)
     lasts = 20 + torch.tensor([3, 12, 18]) - 1
-    read(together.model, line_of(beginning, rests), lasts).sum().backward()
+    Reader(together.model)(line_of(beginning, rests), lasts).sum().backward()
     for one, other in zip(apart.model.parameters(), together.model.parameters(), strict=True):
         assert torch.allclose(one.grad, other.grad, atol=1e-4 * float(one.grad.abs().max()))
 
@@ -93,7 +93,7 @@ def test_an_architecture_with_other_names_is_read_whole():
     with torch.no_grad():
         expected = model.transformer(row[None]).last_hidden_state[0]
         prepare(model)
-        found = read(model.transformer, line_of(row[:0], [row]), torch.arange(9))
+        found = Reader(model.transformer)(line_of(row[:0], [row]), torch.arange(9))
     assert torch.allclose(found, expected, atol=1e-5)
 
 
@@ -102,8 +102,8 @@ def test_nothing_is_dropped_while_activations_are_checkpointed():
     prepare(model)
     row = ids(9)
     line, places = line_of(row[:0], [row]), torch.arange(9)
-    sampled = read(model.eval().transformer, line, places)
-    assert torch.equal(read(model.train().transformer, line, places), sampled)
+    sampled = Reader(model.eval().transformer)(line, places)
+    assert torch.equal(Reader(model.train().transformer)(line, places), sampled)
 
 
 @pytest.mark.parametrize(

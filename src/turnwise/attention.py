@@ -16,6 +16,7 @@ from transformers.masking_utils import sdpa_mask
 from turnwise import flash
 from turnwise.batch import Line, spans
 from turnwise.kernels import WIDTH, padded
+from turnwise.sending import sent
 
 ATTENTION = "turnwise_line"
 
@@ -80,7 +81,7 @@ class _InTurn:
             starts = torch.stack([copies, shared + torch.cumsum(own, 0) - own], 1).flatten()
             lengths = torch.stack([torch.full_like(own, shared), own], 1).flatten()
             # [K] of the line's tokens and, behind them, a copy of its beginning for each row
-            self._order = torch.cat([torch.arange(shared), spans(starts, lengths)]).to(device)
+            self._order = sent(torch.cat([torch.arange(shared), spans(starts, lengths)]), device)
             own, seen = (nn.functional.pad(x, (1, 0), value=shared) for x in (own, seen))
         self._cuts = flash.Cuts(own, seen, device)
 

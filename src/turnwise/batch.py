@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from turnwise.sending import sent
 from turnwise.types import Segment
 
 _WORTH_SHARING = 16  # tokens; a shorter common beginning costs more to keep apart than it saves
@@ -32,7 +33,7 @@ class Line:
     lengths: Tensor  # [b] of the rests; on the CPU, where the rows' places are worked out
 
     def to(self, device: torch.device) -> Line:
-        return Line(self.tokens.to(device), self.positions.to(device), self.shared, self.lengths)
+        return Line(sent(self.tokens, device), sent(self.positions, device), self.shared, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Batch:
         """The rows in lines of at most `max_tokens` tokens (a longer row goes alone), those of like length together.
 
         With `finals` the next prompts at the ends of rows are read too; without, a row is read only as far as its
-        last sampled token needs. For more than one lane as many lines of as like a size as there can be are made, in
-        a multiple of the lanes.
+        last sampled token needs. The lines are of as like a size as there can be, and their number is a multiple of
+        the lanes'.
         """
         reach = self._reach(finals)
         order = rows[torch.argsort(reach[rows], descending=True, stable=True)]
@@ -254,10 +255,8 @@ def pack(segments: Sequence[Segment]) -> Batch:
 
 
 def _lines(lengths: Sequence[int], most: int, lanes: int) -> list[slice]:
-    """Lines of at most so many tokens, for several lanes of as few as can be where their number is a multiple."""
+    """Lines of at most so many tokens, in a multiple of the lanes, and of as few tokens as so many lines can be."""
     lines = _fill(lengths, most)
-    if lanes == 1:
-        return lines
     wanted = -(-len(lines) // lanes) * lanes
     limits = range(max(lengths, default=most), most)  # the lower, the more lines there are
     fewer = bisect_left(limits, True, key=lambda limit: len(_fill(lengths, limit)) <= wanted)

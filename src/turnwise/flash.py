@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from turnwise.sending import sent
+
 try:
     from torch.nn.attention import varlen
 except ImportError:  # before 2.10
@@ -32,7 +34,7 @@ class Cuts:
     def __init__(self, queries: Tensor, keys: Tensor, device: torch.device):
         """Of the lengths [b] of each."""
         cuts = (nn.functional.pad(torch.cumsum(lengths, 0), (1, 0)) for lengths in (queries, keys))
-        self._cuts = [cut.to(device, torch.int32) for cut in cuts]  # [b + 1] each
+        self._cuts = [sent(cut.to(torch.int32), device) for cut in cuts]  # [b + 1] each
         self._longest = int(queries.max()), int(keys.max())
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:

@@ -31,14 +31,6 @@ def can_read(trunk: PreTrainedModel) -> bool:
     return trunk.device.type == "cpu" or flash.takes(query)
 
 
-def read(trunk: PreTrainedModel, line: Line, places: Tensor, packs: "Packs | None" = None) -> Tensor:
-    """Hidden states [n, D], in fp32, at some places [n] of a line; none of them lies in its shared beginning."""
-    device = trunk.device.type
-    kind = _kind(device)
-    with torch.autocast(device, enabled=False):
-        return (_OnProcessor if device == "cpu" else _OnGPU)(trunk, line, places, kind, packs).read()
-
-
 def _kind(device: str) -> torch.dtype:
     """In which products are computed."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
@@ -55,19 +47,6 @@ class _Linear:
     scale: float = 0.0
 
 
-class Packs:
-    """What layers are packed into, kept from line to line while their weights stay as they are."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], Packed] = {}
-
-    def of(self, layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None) -> Packed:
-        key = tuple(id(part) for layer in layers for part in (layer.weight, layer.low))
-        if key not in self._kept:
-            self._kept[key] = _pack(layers, kind, order)
-        return self._kept[key]
-
-
 @dataclass(frozen=True)
 class _Layer:
     """What a layer computes with: known before its activations are computed anew, when other adapters are in use."""
@@ -81,16 +60,39 @@ class _Layer:
     down: _Linear
 
 
-class _Reader(ABC):
+class Reader:
+    """Of a decoder, while its weights and the adapter in use stay as they are."""
+
+    def __init__(self, trunk: PreTrainedModel, keep: bool):
+        """`keep` what layers are packed into, from line to line, which takes as much memory as the weights."""
+        self.trunk: Any = trunk
+        self.device = trunk.device.type
+        self.kind = _kind(self.device)
+        self.layers = [*map(_resolve, self.trunk.layers)]
+        self.twice = any(getattr(layer, "gradient_checkpointing", False) for layer in self.trunk.layers)
+        self._kept: dict[tuple[int, ...], Packed] | None = {} if keep else None
+
+    def __call__(self, line: Line, places: Tensor) -> Tensor:
+        """Hidden states [n, D], in fp32, at some places [n] of a line; none of them lies in its shared beginning."""
+        with torch.autocast(self.device, enabled=False):
+            return (_OnProcessor if self.device == "cpu" else _OnGPU)(self, line, places).read()
+
+    def pack(self, layers: Sequence[_Linear], order: Tensor | None) -> Packed:
+        if self._kept is None:
+            return _pack(layers, self.kind, order)
+        key = tuple(id(layer.weight) for layer in layers)
+        if key not in self._kept:
+            self._kept[key] = _pack(layers, self.kind, order)
+        return self._kept[key]
+
+
+class _Reading(ABC):
     """One line."""
 
-    def __init__(
-        self, trunk: PreTrainedModel, line: Line, places: Tensor, kind: torch.dtype, packs: Packs | None = None
-    ):
-        config: Any = trunk.config
-        self.trunk: Any = trunk
-        self.line, self.places, self.kind = line, places, kind
-        self.pack = _pack if packs is None else packs.of
+    def __init__(self, reader: Reader, line: Line, places: Tensor):
+        config: Any = reader.trunk.config
+        self.reader, self.trunk, self.kind = reader, reader.trunk, reader.kind
+        self.line, self.places = line, places
         self.floor = config.rms_norm_eps
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.size: int = self.trunk.layers[0].self_attn.head_dim
@@ -102,11 +104,10 @@ class _Reader(ABC):
         tokens, positions = (nn.functional.pad(x, (0, missing)) for x in (self.line.tokens, self.line.positions))
         hidden = self.trunk.embed_tokens(tokens)
         cosine, sine = (x[0, :, None, : self.size // 2] for x in self.trunk.rotary_emb(hidden, positions[None]))
-        *layers, last = map(_resolve, self.trunk.layers)
-        twice = any(getattr(part, "gradient_checkpointing", False) for part in self.trunk.modules())
+        *layers, last = self.reader.layers
         self.prepare(cosine, sine)
         for layer in layers:
-            if twice and torch.is_grad_enabled():
+            if self.reader.twice and torch.is_grad_enabled():
                 options: Any = {"use_reentrant": False, "preserve_rng_state": False}
                 hidden = checkpoint(self._layer, layer, hidden, **options)
             else:
@@ -136,10 +137,10 @@ class _Reader(ABC):
         return kernels.norm(given, norm.weight, self.floor, kind)
 
     def _product(self, given: Tensor, layers: Sequence[_Linear], order: Tensor | None = None) -> Tensor:
-        return kernels.product(given, self.pack(layers, self.kind, order))
+        return kernels.product(given, self.reader.pack(layers, order))
 
 
-class _OnGPU(_Reader):
+class _OnGPU(_Reading):
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = cosine.contiguous(), sine.contiguous()
         self.rows = Rows(self.line, self.count).in_turn
@@ -156,7 +157,7 @@ class _OnGPU(_Reader):
         return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
 
 
-class _OnProcessor(_Reader):
+class _OnProcessor(_Reading):
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = torch.complex(cosine, sine)
         self.order = neighbours(self.heads, self.size)

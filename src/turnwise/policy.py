@@ -22,7 +22,10 @@ from turnwise.batch import Batch, Micro
 from turnwise.kernels import judged, padded
 from turnwise.lanes import Lanes
 from turnwise.lora import Adapters
-from turnwise.trunk import prepare, read
+from turnwise.sending import sent
+from turnwise.trunk import Reader, prepare
+
+Role = Literal["actor", "critic", "reference"]
 
 _LOGITS = 2**27  # computed at a time, several numbers in fp32 for each
 _LOGITS_ON_GPU = 2**30  # where nothing is kept but them
@@ -35,7 +38,7 @@ class Forward:
 
     logprobs: Tensor  # [n]
     entropy: Tensor  # [n] nats
-    values: Tensor | None  # [n]; None: there is no critic
+    values: Tensor | None  # [n]; None: no critic reads what the actor does
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,6 @@ class Scores:
     values: Tensor  # [N]; zeros where there is no critic
     bootstraps: Tensor  # [E] likewise
     reference: Tensor | None  # [N] log-probs
-
-
-Role = Literal["actor", "critic", "reference"]
 
 
 class Policy(nn.Module):
@@ -76,7 +76,7 @@ class Policy(nn.Module):
         self.temperature = temperature
         self.precision = precision or nullcontext()
         self._spares = False  # memory, by computing activations twice
-        self._packs: fused.Packs | None = None
+        self._readers: dict[Role, Reader] = {}
         # In a list it is no submodule: it is neither trained nor saved.
         self.references = [deepcopy(actor).requires_grad_(False).eval()] if reference and adapters is None else []
 
@@ -125,24 +125,29 @@ class Policy(nn.Module):
                 renamed: Any = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.20
                 (renamed or model.gradient_checkpointing_enable)(options)
 
+    @property
+    def critic_role(self) -> Role:
+        """Whose trunk values are read by."""
+        return "critic" if self.separate else "actor"
+
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """As long as no weight changes: what products need of them is made once, and not for every line."""
-        before, self._packs = self._packs, None if self._spares else fused.Packs()
-        try:
-            yield
-        finally:
-            self._packs = before
+    def at_work(self, role: Role) -> Iterator[None]:
+        """While its weights stay as they are: what all lines need of them is made once."""
+        with self._trunk(role) as trunk:
+            with self.precision:
+                self._readers[role] = Reader(trunk, keep=not self._spares)
+            try:
+                yield
+            finally:
+                del self._readers[role]
 
     def forward(self, micro: Micro) -> Forward:
-        """Log-probs, entropies and values of the sampled tokens, with gradients to actor and critic."""
+        """Log-probs and entropies of the sampled tokens, and by a shared critic their values, with gradients."""
         with self.precision:
             hidden = self._read("actor", micro)[0]
             logprobs, entropy = self._head(self.actor, hidden, micro)
-        if self.separate:
-            with self.precision:  # anew, as autocast keeps all weights of the actor in bf16 until it ends
-                hidden = self._read("critic", micro)[0]
-        return Forward(logprobs, entropy, None if self.value_head is None else _values(self.value_head, hidden))
+        shared = self.value_head is not None and not self.separate
+        return Forward(logprobs, entropy, _values(self.value_head, hidden) if shared else None)
 
     def values(self, micro: Micro) -> tuple[Tensor, Tensor]:
         """Values of the sampled tokens [n] and of the next prompts [e]; gradients reach the critic alone."""
@@ -163,7 +168,7 @@ class Policy(nn.Module):
         if self.value_head is not None:
             every = torch.arange(len(batch.row_lengths))
             micros = list(batch.micros(every, max_tokens, finals=True, lanes=self.lanes.count))
-            with self.unchanged():
+            with self.at_work(self.critic_role):
                 found = self.lanes.map(self.values, micros)
             for micro, (tokens, ends) in zip(micros, found, strict=True):
                 values[micro.index] = tokens.cpu()
@@ -189,7 +194,7 @@ class Policy(nn.Module):
                 return self._head(model, self._read(role, micro)[0], micro)[0]
 
         micros = list(batch.micros(batch.trained_rows, max_tokens, finals=False, lanes=self.lanes.count))
-        with self.unchanged():
+        with self.at_work(role):
             every = self.lanes.map(score, micros)
         for micro, found in zip(micros, every, strict=True):
             logprobs[micro.index] = found.cpu()
@@ -197,9 +202,10 @@ class Policy(nn.Module):
 
     def _read(self, role: Role, micro: Micro) -> tuple[Tensor, Tensor]:
         """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
-        places = torch.cat([micro.before, micro.ends]).to(self.device)
+        places = sent(torch.cat([micro.before, micro.ends]), self.device)
         with self._trunk(role) as trunk:
-            hidden = read(trunk, micro.line.to(self.device), places, self._packs)
+            read = self._readers.get(role) or Reader(trunk)
+            hidden = read(micro.line.to(self.device), places)
         return hidden[: len(micro.before)], hidden[len(micro.before) :]
 
     @contextmanager
@@ -215,7 +221,7 @@ class Policy(nn.Module):
 
     def _head(self, model: PreTrainedModel, hidden: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
         """Log-probs of the targets and entropies, [n] each."""
-        targets = micro.targets.to(self.device)
+        targets = sent(micro.targets, self.device)
         most = _LOGITS_ON_GPU if self.device.type == "cuda" else _LOGITS
         size = most // model.config.get_text_config().vocab_size
         if len(hidden) <= size:

@@ -46,21 +46,30 @@ def prepare(model: PreTrainedModel) -> None:
             part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
 
 
-def read(trunk: PreTrainedModel, line: Line, places: Tensor, packs: fused.Packs | None = None) -> Tensor:
-    """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
-    if fused.can_read(trunk) and len(places):
-        return fused.read(trunk, line, places, packs)
-    count = padded(len(line.tokens))
-    missing = count - len(line.tokens)
-    tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
-    given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
-    # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
-    given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Rows(line, count)}
-    # Checkpointing runs layers again later, without hooks.
-    if any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules()):
-        return trunk(**given).last_hidden_state[0, places]
-    with last_mlp_at(trunk, (torch.zeros_like(places), places)):
-        return trunk(**given).last_hidden_state[0, places]
+class Reader:
+    """Of a decoder, while its weights and the adapter in use stay as they are."""
+
+    def __init__(self, trunk: PreTrainedModel, keep: bool = False):
+        """`keep` what its products need of its weights, from line to line, which takes as much memory as they do."""
+        self._trunk = trunk
+        self._fused = fused.Reader(trunk, keep) if fused.can_read(trunk) else None
+
+    def __call__(self, line: Line, places: Tensor) -> Tensor:
+        """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
+        return self._fused(line, places) if self._fused and len(places) else self._by_modules(line, places)
+
+    def _by_modules(self, line: Line, places: Tensor) -> Tensor:
+        trunk, count = self._trunk, padded(len(line.tokens))
+        missing = count - len(line.tokens)
+        tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
+        given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+        # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
+        given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Rows(line, count)}
+        # Checkpointing runs layers again later, without hooks.
+        if any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules()):
+            return trunk(**given).last_hidden_state[0, places]
+        with last_mlp_at(trunk, (torch.zeros_like(places), places)):
+            return trunk(**given).last_hidden_state[0, places]
 
 
 @contextmanager

@@ -174,9 +174,10 @@ class Objective:
         }
         return total, [Told({name: x.detach().sum() for name, x in told.items()}, len(index))]
 
-    def critic(self, values: Tensor, returns: Tensor, index: Tensor) -> tuple[Tensor, list[Told]]:
-        """The weighed errors of values [n]; returns are those of all N."""
-        values, targets, learned = values.cpu(), returns[index], self.credit.learned[index]
+    def critic(self, values: Tensor, index: Tensor) -> tuple[Tensor, list[Told]]:
+        """The weighed errors of values [n]."""
+        assert self.credit.returns is not None
+        values, targets, learned = values.cpu(), self.credit.returns[index], self.credit.learned[index]
         error = loss.value_loss(values, self.credit.old_values[index], targets, self.config.value_clip)
         plain = 0.5 * (values.detach() - targets) ** 2
         first = learned & self.batch.turn_firsts[index]
@@ -208,27 +209,38 @@ def update(
     """Train actor and critic on a batch for some epochs of minibatches; returns means over what was trained."""
     policy.train(config.gradient_checkpointing)
     objective, means = Objective(batch, credit, config, kl.loss), Means()
+    learns = credit.returns is not None  # the critic, if there is one
     drift = 0.0  # largest gap between the engine's log-prob and the trainer's of the same weights
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
 
-            def learn(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
+            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
                 forward = policy(micro)
                 total, told = objective.actor(forward, micro.index)
-                if forward.values is not None and credit.returns is not None:
-                    error, of_critic = objective.critic(forward.values, credit.returns, micro.index)
+                if learns and forward.values is not None:
+                    error, of_critic = objective.critic(forward.values, micro.index)
                     total, told = total + config.value_coefficient * error, told + of_critic
                 gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
                 return total / tokens, (told, float(gap.max()))
 
+            def judge(micro: Micro, tokens: int = tokens) -> tuple[Tensor, list[Told]]:
+                error, told = objective.critic(policy.values(micro)[0], micro.index)
+                return config.value_coefficient * error / tokens, told
+
             micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-            with policy.unchanged():
-                learned = policy.lanes.backward(learn, micros, policy.trained_parameters())
-            for told, gap in learned:
+            with policy.at_work("actor"):
+                acted = policy.lanes.backward(act, micros, policy.trained_parameters())
+            for told, gap in acted:
                 means.add_all(told)
                 if epoch == 0 and number == 0:
                     drift = max(drift, gap)
+            # After the actor and not beside it, so that only one trunk's activations are held at a time.
+            if learns and policy.separate:
+                with policy.at_work("critic"):
+                    judged = policy.lanes.backward(judge, micros, policy.critic_parameters())
+                for told in judged:
+                    means.add_all(told)
             means.add(optimizers.step())
     return {"actor/engine_gap": drift, **means.figures()}
 
@@ -259,7 +271,7 @@ def fit_critic(
     credit = assign_credit(batch, Scores(scores.values, scores.bootstraps, reference), advantage, kl_coefficient)
     assert credit.returns is not None
     policy.train(config.gradient_checkpointing)
-    objective, targets = Objective(batch, credit, config, 0.0), credit.returns
+    objective = Objective(batch, credit, config, 0.0)
     generator = torch.Generator().manual_seed(seed)
     trained = batch.trained_rows
     drawn = trained[torch.randperm(len(trained), generator=generator)[: math.ceil(warmup.w_frac * len(trained))]]
@@ -268,10 +280,10 @@ def fit_critic(
         tokens = int(batch.sampled_per_row[rows].sum())
 
         def learn(micro: Micro, tokens: int = tokens) -> tuple[Tensor, None]:
-            return objective.critic(policy.values(micro)[0], targets, micro.index)[0] / tokens, None
+            return objective.critic(policy.values(micro)[0], micro.index)[0] / tokens, None
 
         micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-        with policy.unchanged():
+        with policy.at_work(policy.critic_role):
             policy.lanes.backward(learn, micros, policy.critic_parameters())
         optimizers.step(actor=False)
     values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
