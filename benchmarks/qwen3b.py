@@ -45,9 +45,9 @@ from turnwise.update import Optimizers, assign_credit, minibatches, update
 
 ROUNDS = 2
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "full": {"model": {"lora": None}, "update": {"gradient_checkpointing": True, "micro_tokens": 22_528}},
+    "full": {"model": {"lora": None}, "update": {"gradient_checkpointing": True, "micro_tokens": 28_672}},
     # The memory that optimizers do not need is enough to compute no activations twice.
-    "lora": {"model": {"lora": {"rank": 32}}, "update": {"gradient_checkpointing": False, "micro_tokens": 18_432}},
+    "lora": {"model": {"lora": {"rank": 32}}, "update": {"gradient_checkpointing": False, "micro_tokens": 28_672}},
 }
 
 

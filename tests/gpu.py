@@ -1,7 +1,7 @@
 """A stand-in for a GPU: tensors that say that they are on one, are computed here, and refuse what a GPU refuses.
 
-PyTorch takes them for tensors of its device "meta", which has shapes and no numbers; the numbers lie beside them, and
-what is read of those or copied to them is noted, where on a GPU somebody would have to wait. No kernel of a GPU is tried.
+PyTorch takes them for tensors of its device "meta", which has shapes and no numbers; the numbers lie beside them. It
+is noted where on a GPU somebody would have to wait: for a number, or for a copy. No kernel of a GPU is tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -37,6 +37,20 @@ def test_a_norm_is_pytorchs(shape):
     assert_alike(mine, nn.functional.rms_norm(given, (8,), weight, 0.1), [given, weight])
 
 
+@pytest.mark.parametrize("kind", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_sum_and_its_norm_are_pytorchs(monkeypatch, on_gpu, kind):
+    given, weight = luck(128, 8), luck(8, seed=1)
+    added = None if kind is None else luck(128, 8, seed=2).detach().to(kind).requires_grad_()
+    total = given * 1.0 if added is None else given + added
+    plain = torch.cat([total, nn.functional.rms_norm(total, (8,), weight, 0.1)])
+    inputs = [one for one in (given, added, weight) if one is not None]
+    if on_gpu:
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        monkeypatch.setattr(gpu, "_compiled", lambda formula: formula)
+    assert_alike(torch.cat(kernels.added_norm(given, added, weight, 0.1, torch.float32)), plain, inputs)
+
+
 def test_pairs_are_rotated():
     given, phase = luck(5, 3, 8), luck(5, 1, 4, seed=1).detach()
     one, other = given[..., 0::2], given[..., 1::2]
@@ -62,8 +76,9 @@ def test_a_gpus_formula_of_a_norm_is_the_processors(shape):
     found = kernels.norm(given, weight, 0.1, torch.float32)
     wanted = torch.autograd.grad(found, [given, weight], slope)
     with torch.no_grad():
-        mine, scale = gpu.normed(given, weight, 0.1, torch.float32)
-        slopes = gpu.norm_slope(slope, given, weight, scale), gpu.norm_weight_slope(slope, given, scale, 64)
+        _, mine, scale = gpu.normed(given, None, weight, 0.1, torch.float32)
+        of_given, _ = gpu.norm_slope(slope, given, weight, scale, None, None)
+        slopes = of_given, gpu.norm_weight_slope(slope, given, scale, 64)
     assert torch.allclose(mine, found, atol=1e-5)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(slopes, wanted, strict=True))
 
@@ -76,11 +91,13 @@ def test_a_gpus_formula_of_gates_is_the_processors():
     assert torch.allclose(gpu.opened_slope(slope, given), wanted, atol=1e-6)
 
 
-def test_halves_are_rotated():
+@pytest.mark.parametrize("still", [0, 1])
+def test_halves_are_rotated(still):
     given, phase = luck(5, 3, 8), luck(5, 1, 4, seed=1).detach()
-    one, other = given.chunk(2, -1)
+    one, other = given[:, : 3 - still].chunk(2, -1)
     turned = torch.cat([one * phase.cos() - other * phase.sin(), one * phase.sin() + other * phase.cos()], -1)
-    assert_alike(kernels.rotated_halves(given, phase.cos(), phase.sin()), turned, [given])
+    turned = torch.cat([turned, given[:, 3 - still :]], 1)
+    assert_alike(kernels.rotated_halves(given, phase.cos(), phase.sin(), still), turned, [given])
 
 
 @pytest.mark.parametrize("biased", [True, False])

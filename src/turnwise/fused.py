@@ -128,13 +128,17 @@ class _Reading(ABC):
 
     def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         """[N, D] of [N, D]; with `places` only what comes out there, filled up."""
-        found, hidden = self.attend(layer, self._norm(hidden, layer.norms[0], self.kind), hidden, places)
-        hidden = hidden + self._product(found, [layer.out])
-        both = self._product(self._norm(hidden, layer.norms[1], self.kind), layer.gate_up)
+        hidden, given = self._sum(hidden, None, layer.norms[0])
+        found, hidden = self.attend(layer, given, hidden, places)
+        hidden, given = self._sum(hidden, self._product(found, [layer.out]), layer.norms[1])
+        both = self._product(given, layer.gate_up)
         return hidden + self._product(kernels.gated(both), [layer.down])
 
     def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
         return kernels.norm(given, norm.weight, self.floor, kind)
+
+    def _sum(self, hidden: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return kernels.added_norm(hidden, added, norm.weight, self.floor, self.kind)
 
     def _product(self, given: Tensor, layers: Sequence[_Linear], order: Tensor | None = None) -> Tensor:
         return kernels.product(given, self.reader.pack(layers, order))
@@ -147,12 +151,12 @@ class _OnGPU(_Reading):
 
     def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         heads = self._product(given, [layer.query, *layer.memory]).unflatten(1, (-1, self.size))
-        rotated, values = heads.split((self.heads + self.groups, self.groups), 1)
+        parts = self.heads, self.groups, self.groups
         if layer.head_norms[0] is not None:
-            both = rotated.float().split((self.heads, self.groups), 1)
-            rotated = torch.cat([self._norm(*one, self.kind) for one in zip(both, layer.head_norms, strict=True)], 1)
-        rotated = kernels.rotated_halves(rotated, *self.angles)
-        queries, keys = rotated.split((self.heads, self.groups), 1)
+            *both, values = heads.split(parts, 1)
+            normed = [self._norm(x.float(), norm, self.kind) for x, norm in zip(both, layer.head_norms, strict=True)]
+            heads = torch.cat([*normed, values], 1)
+        queries, keys, values = kernels.rotated_halves(heads, *self.angles, self.groups).split(parts, 1)
         found = self.rows.attend_flat(queries, keys, values, None).flatten(1)
         return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
 

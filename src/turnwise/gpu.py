@@ -54,10 +54,13 @@ def _can_compile() -> bool:
 
 
 @in_one
-def normed(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """RMS norm over the last axis of [..., D], in `kind`, and what it was scaled by [..., 1]."""
-    scale = (given.square().mean(-1, keepdim=True) + floor).rsqrt()
-    return (given * scale * weight).to(kind), scale
+def normed(
+    given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The sum [..., D], if anything is added; its RMS norm over the last axis, in `kind`; the norm's scale [..., 1]."""
+    total = given if added is None else given + added
+    scale = (total.square().mean(-1, keepdim=True) + floor).rsqrt()
+    return None if added is None else total, (total * scale * weight).to(kind), scale
 
 
 @in_one
@@ -67,11 +70,15 @@ def unit(given: Tensor, floor: Tensor, kind: torch.dtype) -> Tensor:
 
 
 @in_one
-def norm_slope(slope: Tensor, given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Of what was given [..., D], in fp32, by the slope of what came out."""
+def norm_slope(
+    slope: Tensor, total: Tensor, weight: Tensor, scale: Tensor, beside: Tensor | None, kind: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """Of the sum [..., D], in fp32, by that of its norm and by another of itself, if there is one; in `kind` too."""
     own = slope.float() * weight
-    along = (own * given).mean(-1, keepdim=True)  # how much the slope points along what is normed
-    return own * scale - given * (along * scale**3)
+    along = (own * total).mean(-1, keepdim=True)  # how much the slope points along what is normed
+    found = own * scale - total * (along * scale**3)
+    found = found if beside is None else found + beside
+    return found, None if kind is None else found.to(kind)
 
 
 @in_one

@@ -95,34 +95,52 @@ def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:
 
 class _Norm(Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.kind = None if added is None else added.dtype
         if given.is_cuda:
-            found, scale = gpu.normed(given, weight, floor, kind)
-            ctx.save_for_backward(given, weight, scale)
-            return found
-        size = torch.linalg.vector_norm(given, dim=-1, keepdim=True)
-        scale = (size.square() / given.shape[-1] + floor).rsqrt()
-        ctx.save_for_backward(given, weight, scale)
-        return (given * scale).mul_(weight).to(kind)
+            total, found, scale = gpu.normed(given, added, weight, floor, kind)
+            total = given if total is None else total
+        else:
+            total = given if added is None else given + added
+            size = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
+            scale = (size.square() / total.shape[-1] + floor).rsqrt()
+            found = (total * scale).mul_(weight).to(kind)
+        ctx.save_for_backward(total, weight, scale)
+        return total, found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        given, weight, scale = ctx.saved_tensors
-        if given.is_cuda:
-            of_weight = gpu.norm_weight_slope(slope, given, scale, _COUNT) if ctx.needs_input_grad[1] else None
-            return gpu.norm_slope(slope, given, weight, scale), of_weight, None, None
-        width = given.shape[-1]
-        both = (slope * given).view(-1, width)
+    def backward(ctx: Any, of_total: Tensor | None, slope: Tensor) -> tuple[Any, ...]:
+        total, weight, scale = ctx.saved_tensors
+        if slope.is_cuda:
+            of_weight = gpu.norm_weight_slope(slope, total, scale, _COUNT) if ctx.needs_input_grad[2] else None
+            return *gpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind), of_weight, None, None
+        width = total.shape[-1]
+        both = (slope * total).view(-1, width)
         along = (both @ weight).view(scale.shape)  # how much the slope points along what is normed
         of_weight = both.mT @ scale.flatten()
-        of_given = (slope * weight).mul_(scale).addcmul_(given, along * scale**3, value=-1 / width)
-        return of_given, of_weight, None, None
+        of_given = (slope * weight).mul_(scale).addcmul_(total, along * scale**3, value=-1 / width)
+        if of_total is not None:
+            of_given.add_(of_total)
+        return of_given, None if ctx.kind is None else of_given.to(ctx.kind), of_weight, None, None
 
 
 def norm(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
     """RMS norm over the last axis of an fp32 tensor, computed in fp32 and given in `kind`."""
-    return _Norm.apply(given, weight, floor, kind)  # pyright: ignore[reportReturnType]
+    return _Norm.apply(given, None, weight, floor, kind)[1]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+
+
+def added_norm(
+    given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What was given [N, D], in fp32, plus what is added to it in any precision; and the norm of that.
+
+    Both are for use: their slopes meet in one pass.
+    """
+    return _Norm.apply(given, added, weight, floor, kind)  # pyright: ignore[reportReturnType]
 
 
 class _Rotated(Function):
@@ -145,20 +163,24 @@ def rotated(given: Tensor, angles: Tensor) -> Tensor:
 
 class _RotatedHalves(Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(ctx: Any, given: Tensor, cosine: Tensor, sine: Tensor, still: int) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return gpu.turned(given, cosine, sine, given.dtype)
+        ctx.still = still
+        return gpu.turned(given, cosine, sine, given.dtype, still)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         cosine, sine = ctx.saved_tensors
-        return gpu.turned(slope, cosine, -sine, slope.dtype), None, None
+        return gpu.turned(slope, cosine, -sine, slope.dtype, ctx.still), None, None, None
 
 
-def rotated_halves(given: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Vectors [N, heads, d] turned by angles [N, 1, d / 2]: each number of the first half with one of the second."""
-    return _RotatedHalves.apply(given, cosine, sine)  # pyright: ignore[reportReturnType]
+def rotated_halves(given: Tensor, cosine: Tensor, sine: Tensor, still: int = 0) -> Tensor:
+    """Vectors [N, heads, d] turned by angles [N, 1, d / 2]: each number of the first half with one of the second.
+
+    The last heads, so many, stay as they are.
+    """
+    return _RotatedHalves.apply(given, cosine, sine, still)  # pyright: ignore[reportReturnType]
 
 
 def _turned(given: Tensor, angles: Tensor) -> Tensor:

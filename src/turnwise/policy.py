@@ -146,8 +146,8 @@ class Policy(nn.Module):
         with self.precision:
             hidden = self._read("actor", micro)[0]
             logprobs, entropy = self._head(self.actor, hidden, micro)
-        shared = self.value_head is not None and not self.separate
-        return Forward(logprobs, entropy, _values(self.value_head, hidden) if shared else None)
+        head = None if self.separate else self.value_head
+        return Forward(logprobs, entropy, None if head is None else _values(head, hidden))
 
     def values(self, micro: Micro) -> tuple[Tensor, Tensor]:
         """Values of the sampled tokens [n] and of the next prompts [e]; gradients reach the critic alone."""
