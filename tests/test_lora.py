@@ -23,8 +23,9 @@ from turnwise.batch import Batch, pack
 from turnwise.config import LoRAConfig
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.weights import WeightsFolder
+from turnwise.lanes import Lanes
 from turnwise.lora import Adapters
-from turnwise.policy import Policy
+from turnwise.policy import Policy, Scores
 from turnwise.recipe import load_config
 from turnwise.train import Training
 from turnwise.types import Sampling
@@ -95,6 +96,25 @@ def test_checkpointed_activations_teach_the_same(way, tiny):
     expected = learn(policy, batch, credit)
     policy.checkpoint_activations()
     assert_same(learn(policy, batch, credit, gradient_checkpointing=True), expected)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lines_side_by_side_teach_the_same(tiny, checkpointing):
+    """All by the adapter of one model, and then all by the other's."""
+    policy = adapted(tiny[0])
+    batch, credit = opinions(policy, make_segments())
+    if checkpointing:
+        policy.checkpoint_activations()
+
+    def done(lanes: int) -> tuple[Any, Scores]:
+        policy.lanes = Lanes(lanes)
+        learned = learn(policy, batch, credit, micro_tokens=64, gradient_checkpointing=checkpointing)
+        return learned, policy.score(batch, 64)
+
+    alone, beside = done(1), done(2)
+    assert_same(beside[0], alone[0])
+    for one, other in zip(vars(alone[1]).values(), vars(beside[1]).values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_the_engine_samples_with_the_actors(tiny, batch):

@@ -86,11 +86,8 @@ class Policy(nn.Module):
 
     @cached_property
     def lanes(self) -> Lanes:
-        """In how many threads lines are read side by side.
-
-        In one, where modules of transformers have our hooks, or where adapters take turns.
-        """
-        alone = self.device.type != "cpu" or self.adapters is not None or self.actor.num_parameters() > _SMALL
+        """In how many threads lines are read side by side: in one, where modules of transformers have our hooks."""
+        alone = self.device.type != "cpu" or self.actor.num_parameters() > _SMALL
         apart = not alone and fused.can_read(self.actor.get_decoder())
         return Lanes(torch.get_num_threads() if apart else 1)
 
