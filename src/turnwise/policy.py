@@ -4,13 +4,13 @@ The shift by one between a token and the place that predicts it was made by the 
 `micro.before`, and there the head scores the token and the critic the state before it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from turnwise.lora import Adapters
 from turnwise.sending import sent
 from turnwise.trunk import Reader, prepare
 
+R = TypeVar("R")
 Role = Literal["actor", "critic", "reference"]
 
 _LOGITS = 2**27  # computed at a time, several numbers in fp32 for each
@@ -138,6 +139,17 @@ class Policy(nn.Module):
             finally:
                 del self._readers[role]
 
+    def backward(self, losses: Mapping[Role, Callable[[Micro], tuple[Tensor, R]]], micros: Sequence[Micro]) -> list[R]:
+        """Add the gradients of each model's losses; returns what comes with these, model by model.
+
+        One model learns after the other, so that only one's activations are held at a time.
+        """
+        found: list[R] = []
+        for role, loss in losses.items():
+            with self.at_work(role):
+                found += self.lanes.backward(loss, micros, self.trained_parameters())
+        return found
+
     def forward(self, micro: Micro) -> Forward:
         """Log-probs and entropies of the sampled tokens, and by a shared critic their values, with gradients."""
         with self.precision:
@@ -200,9 +212,10 @@ class Policy(nn.Module):
     def _read(self, role: Role, micro: Micro) -> tuple[Tensor, Tensor]:
         """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
         places = sent(torch.cat([micro.before, micro.ends]), self.device)
-        with self._trunk(role) as trunk:
-            read = self._readers.get(role) or Reader(trunk)
-            hidden = read(micro.line.to(self.device), places)
+        if role not in self._readers:
+            with self.at_work(role):
+                return self._read(role, micro)
+        hidden = self._readers[role](micro.line.to(self.device), places)
         return hidden[: len(micro.before)], hidden[len(micro.before) :]
 
     @contextmanager

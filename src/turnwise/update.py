@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from turnwise import loss
 from turnwise.batch import Batch, Estimate, Micro, Streams
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
-from turnwise.policy import Forward, Policy, Scores
+from turnwise.policy import Forward, Policy, Role, Scores
 from turnwise.protocols import Advantage
 from turnwise.seeds import derive
 
@@ -131,6 +131,9 @@ class Told:
     count: int
 
 
+Learned = tuple[list[Told], float]  # from a micro-batch, and its largest gap to the engine's log-probs
+
+
 class Means:
     """Running means, each over its own count."""
 
@@ -215,7 +218,7 @@ def update(
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
 
-            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
+            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, Learned]:
                 forward = policy(micro)
                 total, told = objective.actor(forward, micro.index)
                 if learns and forward.values is not None:
@@ -224,23 +227,18 @@ def update(
                 gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
                 return total / tokens, (told, float(gap.max()))
 
-            def judge(micro: Micro, tokens: int = tokens) -> tuple[Tensor, list[Told]]:
+            def judge(micro: Micro, tokens: int = tokens) -> tuple[Tensor, Learned]:
                 error, told = objective.critic(policy.values(micro)[0], micro.index)
-                return config.value_coefficient * error / tokens, told
+                return config.value_coefficient * error / tokens, (told, 0.0)
 
+            losses: dict[Role, Callable[[Micro], tuple[Tensor, Learned]]] = {"actor": act}
+            if learns and policy.separate:
+                losses["critic"] = judge
             micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-            with policy.at_work("actor"):
-                acted = policy.lanes.backward(act, micros, policy.trained_parameters())
-            for told, gap in acted:
+            for told, gap in policy.backward(losses, micros):
                 means.add_all(told)
                 if epoch == 0 and number == 0:
                     drift = max(drift, gap)
-            # After the actor and not beside it, so that only one trunk's activations are held at a time.
-            if learns and policy.separate:
-                with policy.at_work("critic"):
-                    judged = policy.lanes.backward(judge, micros, policy.critic_parameters())
-                for told in judged:
-                    means.add_all(told)
             means.add(optimizers.step())
     return {"actor/engine_gap": drift, **means.figures()}
 
@@ -283,8 +281,7 @@ def fit_critic(
             return objective.critic(policy.values(micro)[0], micro.index)[0] / tokens, None
 
         micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-        with policy.at_work(policy.critic_role):
-            policy.lanes.backward(learn, micros, policy.critic_parameters())
+        policy.backward({policy.critic_role: learn}, micros)
         optimizers.step(actor=False)
     values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
     return {
