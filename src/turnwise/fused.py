@@ -128,16 +128,16 @@ class _Reading(ABC):
 
     def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         """[N, D] of [N, D]; with `places` only what comes out there, filled up."""
-        hidden, given = self._sum(hidden, None, layer.norms[0])
+        hidden, given = self._added_norm(hidden, None, layer.norms[0])
         found, hidden = self.attend(layer, given, hidden, places)
-        hidden, given = self._sum(hidden, self._product(found, [layer.out]), layer.norms[1])
+        hidden, given = self._added_norm(hidden, self._product(found, [layer.out]), layer.norms[1])
         both = self._product(given, layer.gate_up)
         return hidden + self._product(kernels.gated(both), [layer.down])
 
     def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
         return kernels.norm(given, norm.weight, self.floor, kind)
 
-    def _sum(self, hidden: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    def _added_norm(self, hidden: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
         return kernels.added_norm(hidden, added, norm.weight, self.floor, self.kind)
 
     def _product(self, given: Tensor, layers: Sequence[_Linear], order: Tensor | None = None) -> Tensor:

@@ -211,10 +211,10 @@ class Policy(nn.Module):
 
     def _read(self, role: Role, micro: Micro) -> tuple[Tensor, Tensor]:
         """Hidden states before each sampled token [n, D] and at the end of each next prompt [e, D]."""
-        places = sent(torch.cat([micro.before, micro.ends]), self.device)
         if role not in self._readers:
             with self.at_work(role):
                 return self._read(role, micro)
+        places = sent(torch.cat([micro.before, micro.ends]), self.device)
         hidden = self._readers[role](micro.line.to(self.device), places)
         return hidden[: len(micro.before)], hidden[len(micro.before) :]
 
