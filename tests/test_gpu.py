@@ -119,6 +119,20 @@ def test_its_formulas_say_what_the_processor_says(gpu, monkeypatch, kind, others
     assert_read_alike(read_and_learned(kind, others, shared, learning, "cuda"), expected)
 
 
+def test_what_gates_let_through_is_not_kept_for_the_backward_pass(gpu, monkeypatch):
+    stand_in_for_flash(monkeypatch)
+    kept: list[int] = []  # how wide all is that is kept a token
+
+    def note(one: Tensor) -> Tensor:
+        kept.extend(one.shape[1:] if one.dim() == 2 and one.shape[0] % 64 == 0 else ())
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda one: one):
+        read_and_learned("qwen2", {"intermediate_size": 44}, 20, "all weights", "cuda")
+    assert 88 in kept
+    assert 44 not in kept
+
+
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("way", ["full", "lora"])
 def test_a_step_of_the_3b_shape_changes_what_it_changes_on_the_processor(gpu, monkeypatch, way, checkpointing):

@@ -88,7 +88,10 @@ def test_a_gpus_formula_of_gates_is_the_processors():
     found = kernels.gated(given)
     (wanted,) = torch.autograd.grad(found, [given], slope)
     assert torch.allclose(gpu.opened(given), found, atol=1e-6)
-    assert torch.allclose(gpu.opened_slope(slope, given), wanted, atol=1e-6)
+    again, of_given = gpu.opened_again(given, slope)
+    assert torch.allclose(again, found, atol=1e-6)
+    assert torch.allclose(of_given, wanted, atol=1e-6)
+    assert torch.allclose(gpu.opened_again(given, None)[0], found, atol=1e-6)
 
 
 @pytest.mark.parametrize("still", [0, 1])

@@ -86,7 +86,9 @@ class Capture(Optimizers):
         self.policy = policy
         self.gradients: list[dict[str, Tensor]] = []
 
-    def step(self, actor: bool = True) -> dict[str, float]:
+    def step(self, *models: str, scheduled: bool = True) -> dict[str, float]:
+        if scheduled and "actor" not in models:  # which comes last, but for the warm-up
+            return {}
         named = self.policy.named_parameters()
         self.gradients.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named})
         self.policy.zero_grad()
@@ -454,6 +456,24 @@ def test_rows_that_only_hold_a_next_prompt_never_change_a_gradient(tiny, critic)
     without = [replace(one, end="terminated", final_prompt_ids=()) for one in segments]
     for changed in (others, without):
         assert_same(learn(policy, replace(pack(changed), logprobs=batch.logprobs), credit), expected, 0)
+
+
+@pytest.mark.parametrize(("critic", "held"), [("separate", [{"critic"}, {"actor"}]), ("shared", [{"actor", "critic"}])])
+def test_gradients_of_one_model_are_held_at_a_time(tiny, critic, held):
+    policy = make_policy(tiny[0], critic)
+    batch, credit = opinions(policy, make_segments())
+    seen: list[set[str]] = []
+
+    class Watched(Optimizers):
+        def step(self, *models: str, scheduled: bool = True) -> dict[str, float]:
+            learners = {"actor": policy.actor_parameters(), "critic": policy.critic_parameters()}
+            seen.append({name for name, own in learners.items() if any(p.grad is not None for p in own)})
+            assert set(models) == seen[-1]
+            return super().step(*models, scheduled=scheduled)
+
+    config = UPDATE.model_copy(update={"minibatch": 5})
+    update(policy, Watched(policy, config), batch, credit, config, KLConfig(), seed=0)
+    assert seen == held * 3
 
 
 # -- the reference

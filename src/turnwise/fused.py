@@ -132,7 +132,7 @@ class _Reading(ABC):
         found, hidden = self.attend(layer, given, hidden, places)
         hidden, given = self._added_norm(hidden, self._product(found, [layer.out]), layer.norms[1])
         both = self._product(given, layer.gate_up)
-        return hidden + self._product(kernels.gated(both), [layer.down])
+        return hidden + kernels.gated_product(both, self.reader.pack([layer.down], None))
 
     def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
         return kernels.norm(given, norm.weight, self.floor, kind)

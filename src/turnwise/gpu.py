@@ -108,12 +108,15 @@ def opened(given: Tensor) -> Tensor:
 
 
 @in_one
-def opened_slope(slope: Tensor, given: Tensor) -> Tensor:
-    """Of gates and ups [N, 2 I], by that of what came out [N, I]."""
+def opened_again(given: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What SwiGLU makes of gates and ups [N, 2 I], and by its slope [N, I], if there is one, that of these."""
     gate, up = given.float().chunk(2, -1)
     share = gate.sigmoid()
+    found = (gate * share * up).to(given.dtype)
+    if slope is None:
+        return found, None
     of_gate = slope * up * share * (1 + gate * (1 - share))
-    return torch.cat([of_gate, slope * gate * share], -1).to(given.dtype)
+    return found, torch.cat([of_gate, slope * gate * share], -1).to(given.dtype)
 
 
 @in_one

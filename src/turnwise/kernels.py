@@ -57,36 +57,48 @@ class Adapter:
 
 class _Product(Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, packed: Packed, *_: nn.Parameter) -> Tensor:
+    def forward(ctx: Any, given: Tensor, packed: Packed, gates: bool, *_: nn.Parameter) -> Tensor:
         # What is saved may be dropped and computed again; what the context holds beside is small.
         ctx.save_for_backward(given, packed.weight, packed.low, packed.high)
-        ctx.order, ctx.biased, ctx.adapters = packed.order, packed.bias is not None, packed.adapters
+        ctx.order, ctx.biased, ctx.adapters, ctx.gates = packed.order, packed.bias is not None, packed.adapters, gates
         ctx.sizes = [len(parameter) for parameter in packed.parameters if parameter.dim() == 2]
-        return nn.functional.linear(given, packed.weight, packed.bias)
+        return nn.functional.linear(gpu.opened(given) if gates else given, packed.weight, packed.bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        given, weight, low, high = ctx.saved_tensors
+        read, weight, low, high = ctx.saved_tensors
         of_given = slope @ weight if ctx.needs_input_grad[0] else None
+        if ctx.gates:
+            read, of_given = gpu.opened_again(read, of_given)
         of_adapters: list[Tensor] = []
         if ctx.adapters:
-            of_low = ((slope @ high).mT @ given).float()
-            of_high = _unordered((slope.mT @ (given @ low.mT)).float(), ctx.order)
+            of_low = ((slope @ high).mT @ read).float()
+            of_high = _unordered((slope.mT @ (read @ low.mT)).float(), ctx.order)
             for one in ctx.adapters:
                 of_adapters += [of_low[one.ranks], of_high[one.rows, one.ranks] * one.scale]
         of_weights: list[Tensor | None] = [None] * (len(ctx.sizes) * (1 + ctx.biased))
-        if any(ctx.needs_input_grad[2 + len(of_adapters) :]):
-            of_weights = [*_unordered((slope.mT @ given).float(), ctx.order).split(ctx.sizes)]
+        if any(ctx.needs_input_grad[3 + len(of_adapters) :]):
+            of_weights = [*_unordered((slope.mT @ read).float(), ctx.order).split(ctx.sizes)]
             if ctx.biased:
                 of_weights += _unordered(slope.sum(0, dtype=torch.float32), ctx.order).split(ctx.sizes)
-        return of_given, None, *of_adapters, *of_weights
+        return of_given, None, None, *of_adapters, *of_weights
 
 
 def product(given: Tensor, packed: Packed) -> Tensor:
     """[N, out] of [N, in]; the gradient of the weights comes in fp32."""
+    return _product(given, packed, gates=False)
+
+
+def gated_product(given: Tensor, packed: Packed) -> Tensor:
+    """[N, out] of what SwiGLU makes of gates and ups [N, 2 in]."""
+    # A GPU opens gates anew faster than it reads what came of them, and need not keep that.
+    return _product(given, packed, gates=True) if given.is_cuda else product(gated(given), packed)
+
+
+def _product(given: Tensor, packed: Packed, gates: bool) -> Tensor:
     adapters = [part for one in packed.adapters for part in (one.low, one.high)]
-    return _Product.apply(given, packed, *adapters, *packed.parameters)  # pyright: ignore[reportReturnType]
+    return _Product.apply(given, packed, gates, *adapters, *packed.parameters)  # pyright: ignore[reportReturnType]
 
 
 def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:
@@ -192,9 +204,6 @@ def _turned(given: Tensor, angles: Tensor) -> Tensor:
 class _Gated(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor) -> Tensor:
-        if given.is_cuda:  # which opens gates anew faster than it reads what they were
-            ctx.save_for_backward(given, None)
-            return gpu.opened(given)
         gate, up = given.chunk(2, -1)
         opened = nn.functional.silu(gate)
         ctx.save_for_backward(given, opened)
@@ -204,8 +213,6 @@ class _Gated(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         given, opened = ctx.saved_tensors
-        if given.is_cuda:
-            return gpu.opened_slope(slope, given)
         gate, up = given.chunk(2, -1)
         found = torch.empty_like(given)
         of_gate, of_up = found.chunk(2, -1)
@@ -215,7 +222,7 @@ class _Gated(Function):
 
 
 def gated(given: Tensor) -> Tensor:
-    """SwiGLU: [N, I] of gates and ups [N, 2 I]."""
+    """SwiGLU on a processor: [N, I] of gates and ups [N, 2 I]."""
     return _Gated.apply(given)  # pyright: ignore[reportReturnType]
 
 

@@ -139,16 +139,10 @@ class Policy(nn.Module):
             finally:
                 del self._readers[role]
 
-    def backward(self, losses: Mapping[Role, Callable[[Micro], tuple[Tensor, R]]], micros: Sequence[Micro]) -> list[R]:
-        """Add the gradients of each model's losses; returns what comes with these, model by model.
-
-        One model learns after the other, so that only one's activations are held at a time.
-        """
-        found: list[R] = []
-        for role, loss in losses.items():
-            with self.at_work(role):
-                found += self.lanes.backward(loss, micros, self.trained_parameters())
-        return found
+    def backward(self, role: Role, loss: Callable[[Micro], tuple[Tensor, R]], micros: Sequence[Micro]) -> list[R]:
+        """Add the gradients of the losses of what a model reads; returns what comes with these."""
+        with self.at_work(role):
+            return self.lanes.backward(loss, micros, self.trained_parameters())
 
     def forward(self, micro: Micro) -> Forward:
         """Log-probs and entropies of the sampled tokens, and by a shared critic their values, with gradients."""

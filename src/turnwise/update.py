@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from turnwise import loss
 from turnwise.batch import Batch, Estimate, Micro, Streams
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
-from turnwise.policy import Forward, Policy, Role, Scores
+from turnwise.policy import Forward, Policy, Scores
 from turnwise.protocols import Advantage
 from turnwise.seeds import derive
 
@@ -93,12 +93,11 @@ class Optimizers:
         """Those that there are, by their models."""
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
-    def step(self, actor: bool = True) -> dict[str, float]:
-        """Clip each model's gradient, apply the schedule, step. Returns the gradient norms before clipping."""
+    def step(self, *models: str, scheduled: bool = True) -> dict[str, float]:
+        """Clip the gradient of each of these models, step, forget it. Returns the norms before clipping."""
         norms = {}
-        for name, optimizer in self.named().items():
-            if name == "actor" and not actor:
-                continue
+        for name in models:
+            optimizer = self.named()[name]
             group = optimizer.param_groups[0]
             norm = torch.nn.utils.clip_grad_norm_(group["params"], self.config.grad_clip or math.inf)
             if not torch.isfinite(norm):
@@ -106,16 +105,12 @@ class Optimizers:
                     f"the gradient of the {name} is {norm.item()}: lower update.{name}_lr, or use model.precision=fp32"
                 )
             base = self.config.actor_lr if name == "actor" else self.config.critic_lr
-            group["lr"] = base * (self._schedule() if actor else 1.0)
+            group["lr"] = base * (self._schedule() if scheduled else 1.0)
             optimizer.step()
-            norms[f"{name}/grad_norm"] = float(norm)
-        self.taken += actor
-        self.zero_grad()
-        return norms
-
-    def zero_grad(self) -> None:
-        for optimizer in self.named().values():
             optimizer.zero_grad(set_to_none=True)
+            norms[f"{name}/grad_norm"] = float(norm)
+        self.taken += "actor" in models
+        return norms
 
     def _schedule(self) -> float:
         warm = min(1.0, (self.taken + 1) / max(1, self.config.lr_warmup_steps))
@@ -129,9 +124,6 @@ class Told:
 
     sums: Mapping[str, Tensor]
     count: int
-
-
-Learned = tuple[list[Told], float]  # from a micro-batch, and its largest gap to the engine's log-probs
 
 
 class Means:
@@ -209,37 +201,41 @@ class Objective:
 def update(
     policy: Policy, optimizers: Optimizers, batch: Batch, credit: Credit, config: UpdateConfig, kl: KLConfig, seed: int
 ) -> dict[str, float]:
-    """Train actor and critic on a batch for some epochs of minibatches; returns means over what was trained."""
+    """Train actor and critic on a batch for some epochs of minibatches; returns means over what was trained.
+
+    A critic of its own learns before the actor, so that activations and gradients of one model are held at a time.
+    """
     policy.train(config.gradient_checkpointing)
     objective, means = Objective(batch, credit, config, kl.loss), Means()
-    learns = credit.returns is not None  # the critic, if there is one
+    judged = [] if credit.returns is None else ["critic"]
     drift = 0.0  # largest gap between the engine's log-prob and the trainer's of the same weights
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
 
-            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, Learned]:
+            def judge(micro: Micro, tokens: int = tokens) -> tuple[Tensor, list[Told]]:
+                error, told = objective.critic(policy.values(micro)[0], micro.index)
+                return config.value_coefficient * error / tokens, told
+
+            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
                 forward = policy(micro)
                 total, told = objective.actor(forward, micro.index)
-                if learns and forward.values is not None:
+                if judged and forward.values is not None:
                     error, of_critic = objective.critic(forward.values, micro.index)
                     total, told = total + config.value_coefficient * error, told + of_critic
                 gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
                 return total / tokens, (told, float(gap.max()))
 
-            def judge(micro: Micro, tokens: int = tokens) -> tuple[Tensor, Learned]:
-                error, told = objective.critic(policy.values(micro)[0], micro.index)
-                return config.value_coefficient * error / tokens, (told, 0.0)
-
-            losses: dict[Role, Callable[[Micro], tuple[Tensor, Learned]]] = {"actor": act}
-            if learns and policy.separate:
-                losses["critic"] = judge
             micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-            for told, gap in policy.backward(losses, micros):
+            if judged and policy.separate:
+                for told in policy.backward("critic", judge, micros):
+                    means.add_all(told)
+                means.add(optimizers.step("critic"))
+            for told, gap in policy.backward("actor", act, micros):
                 means.add_all(told)
                 if epoch == 0 and number == 0:
                     drift = max(drift, gap)
-            means.add(optimizers.step())
+            means.add(optimizers.step("actor", *([] if policy.separate else judged)))
     return {"actor/engine_gap": drift, **means.figures()}
 
 
@@ -281,8 +277,8 @@ def fit_critic(
             return objective.critic(policy.values(micro)[0], micro.index)[0] / tokens, None
 
         micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-        policy.backward({policy.critic_role: learn}, micros)
-        optimizers.step(actor=False)
+        policy.backward(policy.critic_role, learn, micros)
+        optimizers.step("critic", scheduled=False)
     values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
     return {
         "critic/loss": float(0.5 * ((values - returns) ** 2).mean()),

@@ -200,7 +200,7 @@ def imitate(policy: Policy, batches: Sequence[Batch], recipe: Recipe, say: Say) 
                 return loss, loss.item()
 
             micros = list(batch.micros(rows, 2048, finals=False, lanes=policy.lanes.count))
-            total = sum(policy.backward({"actor": learn}, micros))
+            total = sum(policy.backward("actor", learn, micros))
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad()
