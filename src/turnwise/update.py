@@ -207,7 +207,8 @@ def update(
     """
     policy.train(config.gradient_checkpointing)
     objective, means = Objective(batch, credit, config, kl.loss), Means()
-    judged = [] if credit.returns is None else ["critic"]
+    taught = credit.returns is not None  # the critic, if there is one
+    together = ["actor", "critic"] if taught and not policy.separate else ["actor"]
     drift = 0.0  # largest gap between the engine's log-prob and the trainer's of the same weights
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
@@ -220,14 +221,14 @@ def update(
             def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
                 forward = policy(micro)
                 total, told = objective.actor(forward, micro.index)
-                if judged and forward.values is not None:
+                if taught and forward.values is not None:
                     error, of_critic = objective.critic(forward.values, micro.index)
                     total, told = total + config.value_coefficient * error, told + of_critic
                 gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
                 return total / tokens, (told, float(gap.max()))
 
             micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-            if judged and policy.separate:
+            if taught and policy.separate:
                 for told in policy.backward("critic", judge, micros):
                     means.add_all(told)
                 means.add(optimizers.step("critic"))
@@ -235,7 +236,7 @@ def update(
                 means.add_all(told)
                 if epoch == 0 and number == 0:
                     drift = max(drift, gap)
-            means.add(optimizers.step("actor", *([] if policy.separate else judged)))
+            means.add(optimizers.step(*together))
     return {"actor/engine_gap": drift, **means.figures()}
 
 
