@@ -114,6 +114,20 @@ def test_a_product_of_several_layers_is_that_of_each(biased, order):
     assert_alike(kernels.product(given, packed), plain, [given, *packed.parameters])
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("learns_before", [False, True])
+def test_gates_and_the_product_behind_them_are_pytorchs(monkeypatch, learns_before, on_gpu):
+    """Also where nothing before them learns, as with adapters of the product alone in the first layer."""
+    given, layer = luck(5, 12).detach().requires_grad_(learns_before), nn.Linear(6, 3)
+    plain = layer(nn.functional.silu(given[:, :6]) * given[:, 6:])
+    packed = fused._pack([fused._linear(layer)], torch.float32)
+    if on_gpu:
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        monkeypatch.setattr(gpu, "_compiled", lambda formula: formula)
+    inputs = [*layer.parameters(), *([given] if learns_before else [])]
+    assert_alike(kernels.gated_product(given, packed), plain, inputs)
+
+
 def test_a_frozen_product_has_no_gradient_but_lets_it_through():
     given, layer = luck(7, 4), nn.Linear(4, 3).requires_grad_(False)
     kernels.product(given, fused._pack([fused._linear(layer)], torch.float32, None)).sum().backward()

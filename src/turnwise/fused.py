@@ -77,7 +77,7 @@ class Reader:
         with torch.autocast(self.device, enabled=False):
             return (_OnProcessor if self.device == "cpu" else _OnGPU)(self, line, places).read()
 
-    def pack(self, layers: Sequence[_Linear], order: Tensor | None) -> Packed:
+    def pack(self, layers: Sequence[_Linear], order: Tensor | None = None) -> Packed:
         if self._kept is None:
             return _pack(layers, self.kind, order)
         key = tuple(id(layer.weight) for layer in layers)
@@ -132,7 +132,7 @@ class _Reading(ABC):
         found, hidden = self.attend(layer, given, hidden, places)
         hidden, given = self._added_norm(hidden, self._product(found, [layer.out]), layer.norms[1])
         both = self._product(given, layer.gate_up)
-        return hidden + kernels.gated_product(both, self.reader.pack([layer.down], None))
+        return hidden + kernels.gated_product(both, self.reader.pack([layer.down]))
 
     def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
         return kernels.norm(given, norm.weight, self.floor, kind)
