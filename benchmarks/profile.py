@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import record
 from benchmarks.peers import CACHE
+from turnwise.allocator import keep_freed_memory
 from turnwise.engines.local import LocalEngine
 from turnwise.lanes import Lanes
 from turnwise.recipe import load_config
@@ -30,6 +31,7 @@ KINDS = {  # by the beginnings of the names of PyTorch's operators, and of our k
 
 
 def main() -> None:
+    keep_freed_memory()  # as the command line does
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         training = Training(load_config("babyai-quick", [f"run={folder}", "warmup.w_epoch=0"]), resume=False)

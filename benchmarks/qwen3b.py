@@ -47,8 +47,8 @@ ROUNDS = 2
 # A token keeps 77 KB a layer, if nothing is computed twice: with all weights trained, lines of 8,000 tokens fit beside
 # the optimizers' 92 GiB; with adapters there is room for longer ones.
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "full": {"model": {"lora": None}, "update": {"micro_tokens": 16_384}},
-    "lora": {"model": {"lora": {"rank": 32}}, "update": {"micro_tokens": 28_672}},
+    "full": {"model": {"lora": None}, "update": {"micro_tokens": 8192}},
+    "lora": {"model": {"lora": {"rank": 32}}, "update": {"micro_tokens": 16_384}},
 }
 
 

@@ -1,6 +1,6 @@
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate, count
 
 import pytest
 import torch
@@ -227,62 +227,67 @@ def test_every_prompt_stands_before_its_reply(world):
 
 
 def lines_of(micro: Micro) -> list[list[int]]:
-    """The rows of a line, with the shared beginning put back in front of each."""
-    line = micro.line
-    shared, rests = line.tokens[: line.shared].tolist(), line.tokens[line.shared :].split(line.lengths.tolist())
-    return [[*shared, *rest.tolist()] for rest in rests]
+    """The rows of a line."""
+    return [micro.line.tokens[path].tolist() for path in micro.line.paths.split(micro.line.lengths.tolist())]
 
 
-@given(worlds, st.integers(1, 60), st.booleans(), st.randoms(use_true_random=False), st.sampled_from([0, 15, 16, 20]))
-def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler, common):
-    batch = pack([begin_alike(one, common) for one in act(world)])
+@given(
+    worlds,
+    st.integers(1, 60),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+    st.lists(st.lists(st.sampled_from([500, 501]), max_size=6), min_size=5, max_size=5),
+)
+def test_micros_read_every_chosen_row_once(world, max_tokens, finals, shuffler, beginnings):
+    segments = act(world)
+    batch = pack([begun(one, start) for one, start in zip(segments, beginnings, strict=False)])
     rows, ids = rows_of(batch), batch.tokens[batch.sampled]
     among = list(range(len(rows))) if finals else batch.trained_rows.tolist()
     chosen = shuffler.sample(among, shuffler.randint(1, len(among)))
     of_row = torch.repeat_interleave(torch.arange(len(rows)), batch.sampled_per_row)  # [N]
     read: list[int] = []
     bootstrapped: list[int] = []
-    lengths: list[int] = []
     for micro in batch.micros(torch.tensor(chosen), max_tokens, finals):
-        lines = lines_of(micro)
-        assert sum(map(len, lines)) <= max_tokens or len(lines) == 1
-        assert (micro.line.shared >= max(16, common)) == (len(lines) > 1 and common >= 16)
-        places = [place for line in lines for place in range(len(line)) if place >= micro.line.shared]
-        starts = [number for number, line in enumerate(lines) for _ in line[micro.line.shared :]]
-        assert micro.line.positions.tolist() == [*range(micro.line.shared), *places]
+        lines, line = lines_of(micro), micro.line
+        assert len(line.tokens) <= max_tokens or len(lines) == 1
+        assert list(map(len, lines)) == line.lengths.tolist()
+        owners = [number for number, own in enumerate(line.own.tolist()) for _ in range(own)]
+        columns = [
+            c for row, own in zip(lines, line.own.tolist(), strict=True) for c in range(len(row) - own, len(row))
+        ]
+        assert line.positions.tolist() == columns
         read += micro.index.tolist()
         bootstrapped += micro.segments.tolist()
         assert torch.equal(micro.targets, ids[micro.index])
-        needed = [0] * len(lines)
+        asked: list[list[int]] = [[] for _ in lines]  # columns
 
-        def seen_from(place: int, lines=lines, starts=starts, places=places, micro=micro) -> tuple[int, list[int]]:
-            """The row of a place, and all that the model may see there."""
-            assert place >= micro.line.shared
-            row, column = starts[place - micro.line.shared], places[place - micro.line.shared]
-            return row, lines[row][: column + 1]
+        def seen_from(place: int, lines=lines, owners=owners, columns=columns, asked=asked) -> list[int]:
+            """All that the model may see at a place."""
+            asked[owners[place]].append(columns[place])
+            return lines[owners[place]][: columns[place] + 1]
 
         for place, position in zip(micro.before.tolist(), micro.index.tolist(), strict=True):
-            row, seen = seen_from(place)
+            seen = seen_from(place)
             whole = rows[of_row[position]]
             assert seen == whole[: len(seen)]
             assert whole[len(seen)] == ids[position]
-            needed[row] = max(needed[row], len(seen))
         for place, number in zip(micro.ends.tolist(), micro.segments.tolist(), strict=True):
-            row, seen = seen_from(place)
-            assert seen == list(batch.segments[number].final_prompt_ids)
-            needed[row] = max(needed[row], len(seen))
-        assert needed == [len(line) for line in lines]  # nothing is read in vain
-        lengths += needed
-    assert len(lengths) == len(chosen)
-    assert lengths == sorted(lengths, reverse=True)  # rows of like length stand together
+            assert seen_from(place) == list(batch.segments[number].final_prompt_ids)
+        for number, (row, places) in enumerate(zip(lines, asked, strict=True)):
+            assert len(row) == 1 + max(places)  # nothing is read in vain
+            alike = max((begun_alike(row, other) for other in lines[:number]), default=0)
+            assert len(row) - line.own[number] == min(alike, *places)  # nor twice
     assert sorted(read) == [n for n, row in enumerate(of_row.tolist()) if row in chosen]
     expected = [e for e, row in enumerate(batch.final_rows.tolist()) if row in chosen]
     assert sorted(bootstrapped) == (expected if finals else [])
 
 
-def begin_alike(one: Segment, common: int) -> Segment:
+def begun_alike(row: list[int], other: list[int]) -> int:
+    return sum(accumulate((a == b for a, b in zip(row, other, strict=False)), min))
+
+
+def begun(one: Segment, start: list[int]) -> Segment:
     """The segment with some tokens in front of every prompt."""
-    start = tuple(range(500, 500 + common))
     turns = tuple(replace(t, prompt_ids=(*start, *t.prompt_ids)) for t in one.turns)
     return replace(one, turns=turns, final_prompt_ids=(*start, *one.final_prompt_ids) if one.final_prompt_ids else ())
 
@@ -291,7 +296,7 @@ def test_a_row_longer_than_the_limit_goes_alone():
     lengths = [3, 50, 4, 3]
     segments = [segment(turn(range(100 * k, 100 * k + n), [100 * k + 99])) for k, n in enumerate(lengths, start=1)]
     micros = pack(segments).micros(torch.arange(4), max_tokens=8, finals=False)
-    assert [m.line.lengths.tolist() for m in micros] == [[50], [4, 3], [3]]
+    assert [m.line.lengths.tolist() for m in micros] == [[3], [50], [4, 3]]
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 100), st.integers(2, 4))
@@ -322,22 +327,23 @@ def test_without_finals_nothing_after_the_last_reply_is_read():
     assert (full.segments.tolist(), full.ends.tolist()) == ([0], [5])
 
 
-def test_rows_stand_behind_their_common_beginning():
-    start = list(range(16))
-    batch = pack([segment(turn([*start, 30, 31], [32])), segment(turn([*start, 40], [41, 42]))])
-    (micro,) = batch.micros(torch.arange(2), 100, finals=False)
-    assert micro.line.shared == 16
-    assert micro.line.tokens.tolist() == [*start, 30, 31, 40, 41]
-    assert micro.line.positions.tolist() == [*start, 16, 17, 16, 17]
-    assert micro.before.tolist() == [17, 18, 19]
+def test_what_rows_begin_with_alike_is_read_once():
+    """By those that begin alike, whatever they have in common with others, and in whatever order they come."""
+    replies = [[1, 2, 3, 4], [1, 9], [1, 2, 3, 5], [1, 2, 6]]
+    batch = pack([segment(turn(prompt, [7, 8])) for prompt in replies])
+    (micro,) = batch.micros(torch.arange(4), 100, finals=False)
+    assert micro.line.tokens.tolist() == [1, 2, 3, 4, 7, 5, 7, 6, 7, 9, 7]
+    assert micro.line.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3, 1, 2]
+    assert micro.line.paths.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 0, 1, 7, 8, 0, 9, 10]
+    assert micro.before.tolist() == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert [m.line.own.tolist() for m in batch.micros(torch.arange(4), 9, finals=False)] == [[5, 2], [4, 2]]
 
 
-def test_a_common_beginning_ends_before_the_first_place_that_is_asked_about():
-    """Rows that differ only in what was sampled are still read apart from the last token of the prompt on."""
+def test_the_first_place_that_is_asked_about_is_of_its_row_alone():
+    """Rows that differ only in what was sampled are read apart from the last token of the prompt on."""
     prompt = list(range(20))
     batch = pack([segment(turn(prompt, [30, 31])), segment(turn(prompt, [30, 33]))])
     (micro,) = batch.micros(torch.arange(2), 100, finals=False)
-    assert micro.line.shared == 19
     assert micro.line.tokens.tolist() == [*range(19), 19, 30, 19, 30]
 
 

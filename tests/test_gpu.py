@@ -165,12 +165,12 @@ def test_lines_are_read_and_learned_from_without_waiting(gpu, monkeypatch, way):
 
     stand_in_for_flash(monkeypatch)
     monkeypatch.setattr(Stand, "varlen_attn", attend)
-    size, config = qwen3b.SMALL, qwen3b.configure(way, qwen3b.SMALL, 200)
+    size, config = qwen3b.SMALL, qwen3b.configure(way, qwen3b.SMALL, 100)
     policy = qwen3b.make_policy(config, size, CUDA)
     optimizers, engine = qwen3b.Optimizers(policy, config.update), LocalEngine(policy.actor, frozenset(), nullcontext())
     batch = qwen3b.step(config, qwen3b.make_job(size), policy, optimizers, engine, 0)[0]
     every = torch.arange(len(batch.row_lengths))
-    scored, learned = list(batch.micros(every, 200, finals=True)), list(batch.micros(batch.trained_rows, 200, False))
+    scored, learned = list(batch.micros(every, 100, finals=True)), list(batch.micros(batch.trained_rows, 100, False))
     assert min(len(scored), len(learned)) > 2
     waits.clear()
     for role in ("actor", "critic"):

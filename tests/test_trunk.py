@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from turnwise.attention import ATTENTION
-from turnwise.batch import Line
+from turnwise.batch import Line, paths
 from turnwise.models import arithmetic
 from turnwise.trunk import Reader, last_mlp_at, prepare
 
@@ -33,10 +33,13 @@ def ids(*shape: int, seed: int = 0) -> Tensor:
 
 
 def line_of(beginning: Tensor, rests: list[Tensor]) -> Line:
+    """Rows that all begin alike."""
     shared = len(beginning)
     positions = [torch.arange(shared), *(shared + torch.arange(len(rest)) for rest in rests)]
-    lengths = torch.tensor([len(rest) for rest in rests])
-    return Line(torch.cat([beginning, *rests]), torch.cat(positions), shared, lengths)
+    lengths = torch.tensor([shared + len(rest) for rest in rests])
+    known = torch.tensor([0, *[shared] * (len(rests) - 1)])
+    own = lengths - known
+    return Line(torch.cat([beginning, *rests]), torch.cat(positions), own, lengths, paths(own, known))
 
 
 @pytest.mark.parametrize("shared", [0, 1, 20])

@@ -1,4 +1,4 @@
-"""Attention in a line: of each row to itself, and to the beginning that all rows share.
+"""Attention in a line: of each row to itself, and to what it begins with like another.
 
 Flash attention takes the rows behind one another, as they lie; for any other they are laid side by side, padded.
 """
@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise import flash
-from turnwise.batch import Line, spans
+from turnwise.batch import Line
 from turnwise.kernels import WIDTH, padded
 from turnwise.sending import sent
 
@@ -47,7 +47,7 @@ def attend(
     rows: Rows | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of each row to itself and to the shared beginning; without `rows`, that of transformers.
+    """Attention of the tokens that each row adds to all of the row; without `rows`, that of transformers.
 
     Queries are [1, heads, N, d], keys and values [1, groups, N, d]; returns [1, N, heads, d].
     """
@@ -65,25 +65,20 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 class _InTurn:
-    """Rows behind one another, where the beginning is a row too, and its keys and values stand before those of each.
+    """Rows behind one another: what each adds, and for it the keys and values of all of the row.
 
     What fills the line up is taken for the end of its last row, which sees nothing of it.
     """
 
     def __init__(self, line: Line, count: int):
-        shared, device = line.shared, line.tokens.device
-        own = line.lengths.clone()
-        own[-1] += count - len(line.tokens)
-        seen = own + shared
-        self._rows, self._shared = len(own), shared
-        if shared:
-            copies = count + shared * torch.arange(self._rows)
-            starts = torch.stack([copies, shared + torch.cumsum(own, 0) - own], 1).flatten()
-            lengths = torch.stack([torch.full_like(own, shared), own], 1).flatten()
-            # [K] of the line's tokens and, behind them, a copy of its beginning for each row
-            self._order = sent(torch.cat([torch.arange(shared), spans(starts, lengths)]), device)
-            own, seen = (nn.functional.pad(x, (1, 0), value=shared) for x in (own, seen))
-        self._cuts = flash.Cuts(own, seen, device)
+        own, seen = line.own.clone(), line.lengths.clone()
+        for lengths in (own, seen):
+            lengths[-1] += count - len(line.tokens)
+        self._paths = None
+        if len(line.paths) > len(line.tokens):  # some tokens are of several rows
+            paths = torch.cat([line.paths, torch.arange(len(line.tokens), count)])
+            self._paths = sent(paths, line.tokens.device)
+        self._cuts = flash.Cuts(own, seen, line.tokens.device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -91,52 +86,51 @@ class _InTurn:
 
     def attend_flat(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """[N, heads, d] of queries [N, heads, d], keys and values [N, groups, d]."""
-        if self._shared:
-            key, value = self._seen(key), self._seen(value)
-        return self._cuts.attend(query, key, value, scale)
+        return self._cuts.attend(query, self._seen(key), self._seen(value), scale)
 
     def _seen(self, line: Tensor) -> Tensor:
         """[K, groups, d] of [N, groups, d].
 
-        Copies are picked once each, so that gradients meet in a sum of a fixed order, and not as threads come by.
+        As words are looked up in a table: their gradients meet in fp32, in a sum of a fixed order.
         """
-        copies = line[: self._shared].repeat(self._rows, 1, 1)
-        return torch.cat([line, copies]).index_select(0, self._order)
+        if self._paths is None:
+            return line
+        return nn.functional.embedding(self._paths, line.flatten(1)).unflatten(1, line.shape[1:])
 
 
 class _SideBySide:
-    """Rows each in a line of its own, behind the shared beginning."""
+    """Rows each in a line of its own: what it adds, and for it the keys and values of all of the row."""
 
     def __init__(self, line: Line):
-        lengths, device = line.lengths, line.tokens.device
-        self._shared = line.shared
-        width = padded(int(lengths.max()), WIDTH)
-        starts = line.shared + torch.cumsum(lengths, 0) - lengths
+        device, self._alone = line.tokens.device, len(line.paths) == len(line.tokens)
+        width, reach = (padded(int(lengths.max()), WIDTH) for lengths in (line.own, line.lengths))
         columns = torch.arange(width)
-        used = columns < lengths[:, None]
+        used = columns < line.own[:, None]
+        starts = torch.cumsum(line.own, 0) - line.own
         self._places = torch.where(used, starts[:, None] + columns, 0).to(device)  # [b, W] in the line
-        self._back = used.flatten().nonzero()[:, 0].to(device)  # [M] of b x W: the tokens behind the beginning
-        self._mask = None
-        if line.shared:
-            seen = torch.arange(line.shared + width) <= line.shared + columns[:, None]
-            self._mask = seen[None, None].to(device)  # [1, 1, W, P + W]
+        self._back = used.flatten().nonzero()[:, 0].to(device)  # [T] of b x W
+        self._paths, self._mask = self._places, None
+        if not self._alone:
+            columns = torch.arange(reach)
+            starts = torch.cumsum(line.lengths, 0) - line.lengths
+            used = columns < line.lengths[:, None]
+            self._paths = line.paths[torch.where(used, starts[:, None] + columns, 0)].to(device)  # [b, C]
+            last = (line.lengths - line.own)[:, None] + torch.arange(width)
+            self._mask = (columns <= last[:, :, None])[:, None].to(device)  # [b, 1, W, C]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        q, k, v = (self._rows(x) for x in (query, key, value))
-        beginning = []
-        if self._shared:
-            first_q, first_k, first_v = (x[:, :, : self._shared] for x in (query, key, value))
-            beginning = [_tokens(_softmax_over(first_q, first_k, first_v, is_causal=True, scale=scale))]
-            k, v = (torch.cat([x.expand(len(own), -1, -1, -1), own], 2) for x, own in ((first_k, k), (first_v, v)))
+        q, k, v = (
+            self._rows(x, places) for x, places in ((query, self._places), (key, self._paths), (value, self._paths))
+        )
         side = _softmax_over(q, k, v, attn_mask=self._mask, is_causal=self._mask is None, scale=scale)
-        line = torch.cat([*beginning, _tokens(side).index_select(0, self._back)])  # [M, heads x d]
+        line = _tokens(side).index_select(0, self._back)  # [T, heads x d]
         line = nn.functional.pad(line, (0, 0, 0, query.shape[2] - len(line)))
         return line.unflatten(1, (query.shape[1], -1))[None]
 
-    def _rows(self, line: Tensor) -> Tensor:
+    def _rows(self, line: Tensor, places: Tensor) -> Tensor:
         """[b, heads, W, d] of [1, heads, N, d]."""
-        rows = _tokens(line).index_select(0, self._places.flatten())
-        return rows.view(*self._places.shape, line.shape[1], -1).transpose(1, 2)
+        rows = _tokens(line).index_select(0, places.flatten())
+        return rows.view(*places.shape, line.shape[1], -1).transpose(1, 2)
 
 
 def _tokens(rows: Tensor) -> Tensor:

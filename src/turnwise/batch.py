@@ -11,29 +11,29 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from turnwise.sending import sent
 from turnwise.types import Segment
 
-_WORTH_SHARING = 16  # tokens; a shorter common beginning costs more to keep apart than it saves
-
 
 @dataclass(frozen=True)
 class Line:
-    """Rows behind one another as a model reads them: what all of them begin with, once, then the rest of each."""
+    """Rows behind one another as a model reads them: what a row begins with like the one before it is read there."""
 
-    tokens: Tensor  # [T]
+    tokens: Tensor  # [T] that the rows add to those before them
     positions: Tensor  # [T] of each token in its row
-    shared: int  # tokens that all rows begin with
-    lengths: Tensor  # [b] of the rests; on the CPU, where the rows' places are worked out
+    own: Tensor  # [b] how many tokens each row adds; on the CPU as what follows, where places are worked out
+    lengths: Tensor  # [b] of the whole rows
+    paths: Tensor  # [sum of lengths] where in the line the tokens of each row are, row after row
 
     def to(self, device: torch.device) -> Line:
-        return Line(sent(self.tokens, device), sent(self.positions, device), self.shared, self.lengths)
+        return replace(self, tokens=sent(self.tokens, device), positions=sent(self.positions, device))
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,23 @@ class Batch:
         return self.sampled_per_row.nonzero()[:, 0]
 
     def micros(self, rows: Tensor, max_tokens: int, finals: bool, lanes: int = 1) -> Iterator[Micro]:
-        """The rows in lines of at most `max_tokens` tokens (a longer row goes alone), those of like length together.
+        """The rows in lines of at most `max_tokens` tokens (a longer row goes alone).
 
-        With `finals` the next prompts at the ends of rows are read too; without, a row is read only as far as its
-        last sampled token needs. The lines are of as like a size as there can be, and their number is a multiple of
-        the lanes'.
+        Rows that begin alike follow one another, and what they have in common, up to the first place that is asked
+        about, is read once. With `finals` the next prompts at the ends of rows are read too; without, a row is read
+        only as far as its last sampled token needs. The lines are of as like a size as there can be, and their number
+        is a multiple of the lanes'.
         """
         reach = self._reach(finals)
-        order = rows[torch.argsort(reach[rows], descending=True, stable=True)]
-        for line in _lines(reach[order].tolist(), max_tokens, lanes):
-            yield self._micro(order[line], reach, finals)
+        rows = self._sorted(rows, reach)
+        known = self._known(rows, reach)
+        for line in _lines(reach[rows].tolist(), known.tolist(), max_tokens, lanes):
+            yield self._micro(rows[line], known[line].index_fill(0, torch.tensor(0), 0), reach, finals)
 
-    def _micro(self, rows: Tensor, reach: Tensor, finals: bool) -> Micro:
-        shared = self._shared(rows)
-        lengths = reach[rows] - shared
-        offsets = torch.cumsum(lengths, 0) - lengths  # of the rests in the line, the beginning not counted
-        rests = spans(self.row_starts[rows] + shared, lengths)
-        beginning = self.row_starts[rows[0]] + torch.arange(shared)
-        read = torch.cat([beginning, rests])
+    def _micro(self, rows: Tensor, known: Tensor, reach: Tensor, finals: bool) -> Micro:
+        own = reach[rows] - known
+        starts = torch.cumsum(own, 0) - own - known  # of each row, as if all its tokens stood where its own do
+        read = spans(self.row_starts[rows] + known, own)
         counts = self.sampled_per_row[rows]
         index = spans((torch.cumsum(self.sampled_per_row, 0) - self.sampled_per_row)[rows], counts)
         chosen = self._chosen[index]
@@ -106,22 +105,35 @@ class Batch:
         segments = (of_segments >= 0).nonzero()[:, 0]
         last = self.row_lengths[self.final_rows[segments]] - 1
         return Micro(
-            line=Line(self.tokens[read], self._columns[read], shared, lengths),
+            line=Line(self.tokens[read], self._columns[read], own, reach[rows], paths(own, known)),
             index=index,
-            before=torch.repeat_interleave(offsets, counts) + self._columns[chosen] - 1,
+            before=torch.repeat_interleave(starts, counts) + self._columns[chosen] - 1,
             targets=self.tokens[chosen],
             segments=segments,
-            ends=offsets[of_segments[segments]] + last,
+            ends=starts[of_segments[segments]] + last,
         )
 
-    def _shared(self, rows: Tensor) -> int:
-        """How many tokens all these rows begin with, up to the first place that is asked about."""
-        limit = int(self._first_asked[rows].min())
-        if len(rows) == 1 or limit < _WORTH_SHARING:
-            return 0
-        begin = self.tokens[self.row_starts[rows, None] + torch.arange(limit)]
-        same = int((begin == begin[:1]).all(0).cumprod(0).sum())
-        return same if same >= _WORTH_SHARING else 0
+    def _known(self, rows: Tensor, reach: Tensor) -> Tensor:
+        """[n] with how many tokens each row begins like the one before it, where it is not yet asked about."""
+        before = rows.roll(1)
+        limits = torch.minimum(self._first_asked[rows], reach[before])
+        numbers = torch.repeat_interleave(torch.arange(len(rows)), limits)
+        here, there = (self.tokens[spans(self.row_starts[which], limits)] for which in (rows, before))
+        differ = (here != there).nonzero()[:, 0]
+        columns = differ - (torch.cumsum(limits, 0) - limits)[numbers[differ]]
+        return limits.scatter_reduce(0, numbers[differ], columns, reduce="amin")
+
+    def _sorted(self, rows: Tensor, reach: Tensor) -> Tensor:
+        """The rows in the order of what is read of them, so that none begins more like another than its neighbours."""
+        letters = self._letters  # bytes are compared as these numbers are, and fast
+        spans = zip((4 * self.row_starts[rows]).tolist(), (4 * reach[rows]).tolist(), strict=True)
+        read = [letters[start : start + length] for start, length in spans]
+        return rows[torch.tensor(sorted(range(len(rows)), key=read.__getitem__))]
+
+    @cached_property
+    def _letters(self) -> bytes:
+        """[4 L]"""
+        return self.tokens.numpy().astype(">u4").tobytes()
 
     @cached_property
     def _chosen(self) -> Tensor:
@@ -254,24 +266,34 @@ def pack(segments: Sequence[Segment]) -> Batch:
     )
 
 
-def _lines(lengths: Sequence[int], most: int, lanes: int) -> list[slice]:
+def _lines(lengths: Sequence[int], known: Sequence[int], most: int, lanes: int) -> list[slice]:
     """Lines of at most so many tokens, in a multiple of the lanes, and of as few tokens as so many lines can be."""
-    lines = _fill(lengths, most)
+    lines = _fill(lengths, known, most)
     wanted = -(-len(lines) // lanes) * lanes
     limits = range(max(lengths, default=most), most)  # the lower, the more lines there are
-    fewer = bisect_left(limits, True, key=lambda limit: len(_fill(lengths, limit)) <= wanted)
-    return _fill(lengths, limits[fewer]) if fewer < len(limits) else lines
+    fewer = bisect_left(limits, True, key=lambda limit: len(_fill(lengths, known, limit)) <= wanted)
+    return _fill(lengths, known, limits[fewer]) if fewer < len(limits) else lines
 
 
-def _fill(lengths: Sequence[int], most: int) -> list[slice]:
-    """Consecutive rows, as many in a line as it holds."""
+def _fill(lengths: Sequence[int], known: Sequence[int], most: int) -> list[slice]:
+    """Consecutive rows, as many in a line as it holds; of each but the first of a line so many tokens are known."""
     lines, start, taken = [], 0, 0
-    for number, length in enumerate(lengths):
-        if number > start and taken + length > most:
+    for number, (length, same) in enumerate(zip(lengths, known, strict=True)):
+        if number > start and taken + length - same > most:
             lines.append(slice(start, number))
             start, taken = number, 0
-        taken += length
+        taken += length if number == start else length - same
     return [*lines, slice(start, len(lengths))] if lengths else lines
+
+
+def paths(own: Tensor, known: Tensor) -> Tensor:
+    """Where the tokens of each row are: the first `known` [b] where those of the row before it, then its `own` [b]."""
+    found, path, stop = [], np.empty(0, np.int64), 0
+    for more, same in zip(own.tolist(), known.tolist(), strict=True):
+        path = np.concatenate([path[:same], np.arange(stop, stop + more)])
+        stop += more
+        found.append(path)
+    return torch.from_numpy(np.concatenate(found))
 
 
 def spans(starts: Tensor, lengths: Tensor) -> Tensor:

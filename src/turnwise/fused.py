@@ -1,8 +1,9 @@
 """Reads a line by the kernels: what transformers' modules compute, to rounding, in fewer and shorter operations.
 
-The last layer computes all behind its attention only where somebody looks, on a processor also queries. There pairs
-of a head that are rotated together lie side by side, as the weights' rows are taken in another order; and attention
-is in blocks. A GPU has kernels for both as they are.
+The last layer computes all behind its attention only where somebody looks, on a processor also queries. There the
+first layer computes what comes before attention once for each word; pairs of a head that are rotated together lie side
+by side, as the weights' rows are taken in another order; and attention is in blocks. A GPU has kernels for these as
+they are.
 """
 
 from abc import ABC, abstractmethod
@@ -20,6 +21,11 @@ from turnwise.attention import Rows
 from turnwise.batch import Line
 from turnwise.family import in_family, is_adapted, neighbours
 from turnwise.kernels import WIDTH, Adapter, Block, Packed, padded
+
+# Attention is cut where fewer operations are worth more than what they do in vain
+_PIECE = 32  # queries at least that look at keys together
+_PIECES = 16  # of the longest row, at most
+_BLOCKS = 2  # of pieces that look as far
 
 
 def can_read(trunk: PreTrainedModel) -> bool:
@@ -73,7 +79,7 @@ class Reader:
         self._kept: dict[tuple[int, ...], Packed] | None = {} if keep else None
 
     def __call__(self, line: Line, places: Tensor) -> Tensor:
-        """Hidden states [n, D], in fp32, at some places [n] of a line; none of them lies in its shared beginning."""
+        """Hidden states [n, D], in fp32, at some places [n] of a line."""
         with torch.autocast(self.device, enabled=False):
             return (_OnProcessor if self.device == "cpu" else _OnGPU)(self, line, places).read()
 
@@ -102,34 +108,42 @@ class _Reading(ABC):
     def read(self) -> Tensor:
         missing = self.count - len(self.line.tokens)
         tokens, positions = (nn.functional.pad(x, (0, missing)) for x in (self.line.tokens, self.line.positions))
-        hidden = self.trunk.embed_tokens(tokens)
+        words, of_words = self.words(tokens)
+        hidden = self.trunk.embed_tokens(words)
         cosine, sine = (x[0, :, None, : self.size // 2] for x in self.trunk.rotary_emb(hidden, positions[None]))
         *layers, last = self.reader.layers
         self.prepare(cosine, sine)
         for layer in layers:
             if self.reader.twice and torch.is_grad_enabled():
                 options: Any = {"use_reentrant": False, "preserve_rng_state": False}
-                hidden = checkpoint(self._layer, layer, hidden, **options)
+                hidden = checkpoint(self._layer, layer, hidden, None, of_words, **options)
             else:
-                hidden = self._layer(layer, hidden)
-        hidden = self._layer(last, hidden, self.places)
+                hidden = self._layer(layer, hidden, None, of_words)
+            of_words = None
+        hidden = self._layer(last, hidden, self.places, of_words)
         return self._norm(hidden, self.trunk.norm, torch.float32)[: len(self.places)]
+
+    @abstractmethod
+    def words(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Those of N tokens, once each, filled up, and which of them each token is [N]; or the tokens as they come."""
 
     @abstractmethod
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         """Work out what all layers need; the angles are [N, 1, d / 2]."""
 
     @abstractmethod
-    def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """What attention finds [N, H x d] in normed hidden states [N, D], and what these were before the norm [N, D].
 
-        Or both at the places alone, filled up.
+        Or both at the places alone, filled up. With `of_words` [N] the hidden states are those of words.
         """
 
-    def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None = None) -> Tensor:
-        """[N, D] of [N, D]; with `places` only what comes out there, filled up."""
+    def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None, of_words: Tensor | None) -> Tensor:
+        """[N, D] of [N, D], or of words; with `places` only what comes out there, filled up."""
         hidden, given = self._added_norm(hidden, None, layer.norms[0])
-        found, hidden = self.attend(layer, given, hidden, places)
+        found, hidden = self.attend(layer, given, hidden, places, of_words)
         hidden, given = self._added_norm(hidden, self._product(found, [layer.out]), layer.norms[1])
         both = self._product(given, layer.gate_up)
         return hidden + kernels.gated_product(both, self.reader.pack([layer.down]))
@@ -145,11 +159,16 @@ class _Reading(ABC):
 
 
 class _OnGPU(_Reading):
+    def words(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        return tokens, None  # whose number need not be waited for
+
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = cosine.contiguous(), sine.contiguous()
         self.rows = Rows(self.line, self.count).in_turn
 
-    def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         heads = self._product(given, [layer.query, *layer.memory]).unflatten(1, (-1, self.size))
         parts = self.heads, self.groups, self.groups
         if layer.head_norms[0] is not None:
@@ -162,23 +181,30 @@ class _OnGPU(_Reading):
 
 
 class _OnProcessor(_Reading):
+    def words(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        words, of_words = tokens.unique(return_inverse=True)
+        return nn.functional.pad(words, (0, padded(len(words)) - len(words))), of_words
+
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = torch.complex(cosine, sine)
         self.order = neighbours(self.heads, self.size)
         self.blocks = self._blocks()
 
-    def attend(self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         order = self.order[: self.groups * self.size]  # of keys, and then of values, which stay as they come
         order = torch.cat([order, torch.arange(len(order), 2 * len(order))])
-        memory = self._product(given, layer.memory, order).unflatten(1, (2, -1, self.size))
+        memory = _each(self._product(given, layer.memory, order), of_words).unflatten(1, (2, -1, self.size))
         of_queries, of_keys = layer.head_norms
         keys, angles, blocks = self._rotated(memory[:, 0], self.angles, of_keys), self.angles, self.blocks
+        hidden = _each(hidden, of_words)
         if places is not None:
-            given, hidden, angles = (_at(x, places) for x in (given, hidden, angles))
-            blocks = [self._asked()]
-        queries = self._product(given, [layer.query], self.order).unflatten(1, (-1, self.size))
+            given, hidden, angles = (_at(x, places) for x in (_each(given, of_words), hidden, angles))
+            blocks, of_words = [self._asked()], None
+        queries = _each(self._product(given, [layer.query], self.order), of_words).unflatten(1, (-1, self.size))
         queries = self._rotated(queries, angles, of_queries)
-        return kernels.attention(queries, keys, memory[:, 1], blocks), hidden
+        return kernels.attention(queries, keys, memory[:, 1].to(self.kind), blocks), hidden
 
     def _rotated(self, vectors: Tensor, angles: Tensor, norm: Any) -> Tensor:
         """Vectors [N, heads, d], normed if they are to be, turned."""
@@ -188,39 +214,39 @@ class _OnProcessor(_Reading):
         return kernels.rotated(vectors, angles)
 
     def _blocks(self) -> list[Block]:
-        """The shared beginning by itself, then the rows behind it."""
-        shared, tokens = self.line.shared, self._rows()
-        seen = torch.arange(shared + tokens.shape[1]) <= shared + torch.arange(tokens.shape[1])[:, None]
-        rest = self._block(tokens, tokens, seen)
-        if not shared:
-            return [rest]
-        first = torch.arange(shared)
-        return [self._block(first[None], tokens.new_empty((1, 0)), first <= first[:, None]), rest]
+        """The rows in pieces, whose queries need not look as far as the row goes; those that look as far together."""
+        own, known = self.line.own, self.line.lengths - self.line.own
+        width = padded(max(_PIECE, int(self.line.lengths.max()) // _PIECES), WIDTH)
+        counts = -(-own // width)
+        rows = torch.repeat_interleave(torch.arange(len(own)), counts)
+        start = width * (torch.arange(len(rows)) - (torch.cumsum(counts, 0) - counts)[rows])
+        reach = known[rows] + torch.minimum(start + width, own[rows])
+        starts, columns = torch.cumsum(own, 0) - own, torch.arange(width)
+        blocks = []
+        for some in torch.argsort(reach, stable=True).tensor_split(min(_BLOCKS, len(rows))):
+            place, row = start[some, None] + columns, rows[some]
+            queries = torch.where(place < own[row, None], starts[row, None] + place, self.count - 1)
+            blocks.append(self._block(queries, known[row, None] + place, row, reach[some]))
+        return blocks
 
     def _asked(self) -> Block:
         """The rows, and of their queries those at the places that are asked about."""
-        shared, tokens = self.line.shared, self._rows()
-        stops = torch.cumsum(self.line.lengths, 0)
-        rows = torch.searchsorted(stops, self.places - shared, right=True)
+        stops = torch.cumsum(self.line.own, 0)
+        rows = torch.searchsorted(stops, self.places, right=True)
         order = torch.argsort(rows, stable=True)
         counts = torch.bincount(rows, minlength=len(stops))
-        width = padded(int(counts.max()), WIDTH)
-        columns = torch.arange(width)
-        used = columns < counts[:, None]
+        used = torch.arange(padded(int(counts.max()), WIDTH)) < counts[:, None]
         queries = torch.full(used.shape, padded(len(rows) + 1) - 1).masked_scatter_(used, order)
-        ahead = torch.zeros(used.shape, dtype=torch.long).masked_scatter_(used, self.line.positions[self.places[order]])
-        seen = torch.arange(shared + tokens.shape[1]) <= ahead[:, :, None]
-        return self._block(queries, tokens, seen)
+        last = torch.zeros(used.shape, dtype=torch.long).masked_scatter_(used, self.line.positions[self.places[order]])
+        return self._block(queries, last, torch.arange(len(stops)), self.line.lengths)
 
-    def _rows(self) -> Tensor:
-        """[b, W] the tokens of the rows behind the shared beginning, filled up by the last of all."""
-        lengths = self.line.lengths
-        columns = torch.arange(padded(int(lengths.max()), WIDTH))
-        starts = self.line.shared + torch.cumsum(lengths, 0) - lengths
-        return torch.where(columns < lengths[:, None], starts[:, None] + columns, self.count - 1)
-
-    def _block(self, queries: Tensor, tokens: Tensor, seen: Tensor) -> Block:
-        return kernels.block(queries, tokens, self.line.shared, seen, self.heads, self.groups)
+    def _block(self, queries: Tensor, last: Tensor, rows: Tensor, reach: Tensor) -> Block:
+        """Of some rows of the line as far as they are looked at, filled up by the last token of all."""
+        columns = torch.arange(padded(int(reach.max()), WIDTH))
+        starts = (torch.cumsum(self.line.lengths, 0) - self.line.lengths)[rows]
+        used = columns < reach[:, None]
+        keys = torch.where(used, self.line.paths[torch.where(used, starts[:, None] + columns, 0)], self.count - 1)
+        return kernels.block(queries, last, keys, self.heads, self.groups)
 
 
 def _resolve(layer: Any) -> _Layer:
@@ -287,6 +313,11 @@ def _adapters(layers: Sequence[_Linear]) -> list[Adapter]:
             rank = ranks.stop
             found.append(Adapter(layer.low, layer.high, layer.scale, rows, ranks))
     return found
+
+
+def _each(given: Tensor, of_words: Tensor | None) -> Tensor:
+    """[N, ...] of words [U, ...], in fp32, in which the slopes of tokens meet; or as it comes, if that is of tokens."""
+    return given if of_words is None else given.float().index_select(0, of_words)
 
 
 def _at(given: Tensor, places: Tensor) -> Tensor:

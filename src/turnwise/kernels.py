@@ -228,35 +228,24 @@ def gated(given: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """Queries side by side with the keys that they look at, in `rows` rows a group: which vectors stand where.
+    """Rows of queries side by side with the keys that they look at: which vectors stand where.
 
-    A group's heads follow one another in a row. Keys that fill a row up are hidden by the bias.
+    The heads of a group follow one another. Keys that fill a row up are hidden by the bias.
     """
 
-    queries: Tensor  # [G x rows x width] among the M x H queries; what fills a row up points to the last token
-    keys: Tensor  # [G x rows x columns] among the N x G keys
-    bias: Tensor  # [width, columns] or [G x rows, width, columns]: 0 where a query looks, else minus infinity
-    rows: int
-    shared: int  # columns, the first, in which all rows have the same keys
+    queries: Tensor  # [b x H x W] among the M x H queries; what fills a row up points to the last token
+    keys: Tensor  # [b x G x C] among the N x G keys
+    bias: Tensor  # [b, 1, W, C]: 0 where a query looks, else minus infinity
 
 
-def block(queries: Tensor, tokens: Tensor, shared: int, seen: Tensor, heads: int, groups: int) -> Block:
-    """Rows of queries [b, W] of M tokens, which look at the first `shared` tokens and at their own [b, C] of N.
-
-    `seen` [W, shared + C] or [b, W, shared + C] says at which of them.
-    """
-    group = torch.arange(groups)[:, None, None]
-    head = torch.arange(heads).view(groups, 1, -1, 1)
-    columns = torch.cat([torch.arange(shared).expand(len(tokens), -1), tokens], 1)
-    bias = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
-    repeat = heads // groups
-    bias = bias.repeat(repeat, 1) if bias.dim() == 2 else bias.repeat(groups, repeat, 1)
+def block(queries: Tensor, last: Tensor, keys: Tensor, heads: int, groups: int) -> Block:
+    """Rows of queries [b, W] of M tokens, which look at keys [b, C] of N up to the column that is their last [b, W]."""
+    hidden = torch.arange(keys.shape[1]) > last[:, None, :, None]
+    of_heads, of_groups = (torch.arange(count)[:, None] for count in (heads, groups))
     return Block(
-        (queries[None, :, None, :] * heads + head).flatten(),
-        (columns * groups + group).flatten(),
-        bias,
-        len(queries),
-        shared,
+        (queries[:, None] * heads + of_heads).flatten(),
+        (keys[:, None] * groups + of_groups).flatten(),
+        torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf),
     )
 
 
@@ -269,11 +258,13 @@ class _Attention(Function):
         kept = []
         for one in blocks:
             query, key, value = (
-                x.reshape(-1, size).index_select(0, places).view(groups * one.rows, -1, size)
+                x.reshape(-1, size).index_select(0, places).view(len(one.bias) * groups, -1, size)
                 for x, places in ((queries, one.queries), (keys, one.keys), (values, one.keys))
             )
             # Scores can be large, and what is left of them in bf16 coarse.
-            weights = torch.baddbmm(one.bias, query, key.mT, alpha=size**-0.5).softmax(-1).to(kind)
+            scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=size**-0.5)
+            scores.view(len(one.bias), heads, *one.bias.shape[2:]).add_(one.bias)
+            weights = scores.softmax(-1).to(kind)
             found.index_copy_(0, one.queries, torch.bmm(weights, value).flatten(0, 1))
             kept += [query.to(kind), key.to(kind), value, weights]
         ctx.save_for_backward(*kept)
@@ -293,18 +284,10 @@ class _Attention(Function):
             scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, weights.dtype)
             scores.mul_(size**-0.5)
             of_queries.index_copy_(0, one.queries, torch.bmm(scores, key).flatten(0, 1))
-            _spread(of_keys, one, torch.bmm(scores.mT, query))
-            _spread(of_values, one, torch.bmm(weights.mT, own))
+            # Rows may look at the same keys.
+            of_keys.index_add_(0, one.keys, torch.bmm(scores.mT, query).flatten(0, 1))
+            of_values.index_add_(0, one.keys, torch.bmm(weights.mT, own).flatten(0, 1))
         return of_queries.view(-1, heads, size), *(x.view(-1, groups, size) for x in (of_keys, of_values)), None
-
-
-def _spread(slopes: Tensor, block: Block, found: Tensor) -> None:
-    """Bring the slopes of keys or values [G x rows, columns, d] to their tokens; those of shared ones meet."""
-    places = block.keys.view(-1, block.rows, found.shape[1])
-    found = found.view(*places.shape, -1)
-    own, met = found[:, :, block.shared :], found[:, :, : block.shared].sum(1)
-    slopes.index_copy_(0, places[:, :, block.shared :].flatten(), own.flatten(0, 2))
-    slopes.index_add_(0, places[:, 0, : block.shared].flatten(), met.flatten(0, 1))
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
@@ -323,11 +306,15 @@ def _frugal(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Bloc
     found = values.new_zeros((queries[..., 0].numel(), size))
     for one in blocks:
         query, key, value = (
-            x.reshape(-1, size).index_select(0, places).view(groups * one.rows, 1, -1, size).float()
-            for x, places in ((queries, one.queries), (keys, one.keys), (values, one.keys))
+            x.reshape(-1, size).index_select(0, places).view(len(one.bias), count, -1, size).float()
+            for x, places, count in (
+                (queries, one.queries, heads),
+                (keys, one.keys, groups),
+                (values, one.keys, groups),
+            )
         )
-        bias = one.bias if one.bias.dim() == 2 else one.bias[:, None]
-        looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
+        looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=one.bias)
         found = found.index_copy(0, one.queries, looked.flatten(0, 2).to(values.dtype))
     return found.view(-1, heads * size)
 

@@ -63,11 +63,10 @@ class Lanes:
         return results
 
     def _run(self, work: Callable[[Sequence[int]], R], items: int) -> list[R]:
-        """Deal the items out, to and fro: those of a batch become shorter and shorter."""
+        """Deal the items out."""
         if self.count == 1:
             return [work(range(items))]
-        turn = 2 * self.count
-        hands = [[n for n in range(items) if n % turn in (lane, turn - 1 - lane)] for lane in range(self.count)]
+        hands = [range(lane, items, self.count) for lane in range(self.count)]
         learning = torch.is_grad_enabled()
 
         def in_lane(mine: Sequence[int]) -> R:

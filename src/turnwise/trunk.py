@@ -1,8 +1,8 @@
 """Reads a decoder of transformers over many rows at once: without padding, and only where somebody looks.
 
-The rows lie behind one another in one line of tokens, so all layers but attention see no padding at all. What all
-rows begin with, such as instructions, is read once, and the gradients of all rows meet there. Exact: what is left
-out influences nothing that is seen.
+The rows lie behind one another in one line of tokens, so all layers but attention see no padding at all. What some
+rows begin with, such as instructions, or the prompt of a group, is read once, and the gradients of these rows meet
+there. Exact: what is left out influences nothing that is seen.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Reader:
         self._fused = fused.Reader(trunk, keep) if fused.can_read(trunk) else None
 
     def __call__(self, line: Line, places: Tensor) -> Tensor:
-        """Hidden states [n, D] at some places [n] of a line; none of them lies in its shared beginning."""
+        """Hidden states [n, D] at some places [n] of a line."""
         return self._fused(line, places) if self._fused and len(places) else self._by_modules(line, places)
 
     def _by_modules(self, line: Line, places: Tensor) -> Tensor:
