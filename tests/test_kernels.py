@@ -103,6 +103,16 @@ def test_halves_are_rotated(still):
     assert_alike(kernels.rotated_halves(given, phase.cos(), phase.sin(), still), turned, [given])
 
 
+def test_slopes_of_a_key_that_many_rows_look_at_meet_in_fp32():
+    """In bf16 a sum of like numbers stops growing at 256 of them."""
+    rows, keys = torch.arange(1000)[:, None], torch.zeros(1000, 1, dtype=torch.long)
+    blocks = [kernels.block(rows, torch.zeros_like(rows), keys, heads=1, groups=1)]
+    query, key, value = luck(1001, 1, 8), luck(2, 1, 8), luck(2, 1, 8).detach().bfloat16().requires_grad_()
+    kernels.attention(query, key, value, blocks).sum().backward()
+    assert value.grad is not None
+    assert value.grad[0].tolist() == [[1000] * 8]
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("order", [None, [3, 0, 4, 1, 2]])
 def test_a_product_of_several_layers_is_that_of_each(biased, order):

@@ -89,48 +89,61 @@ class _InTurn:
         return self._cuts.attend(query, self._seen(key), self._seen(value), scale)
 
     def _seen(self, line: Tensor) -> Tensor:
-        """[K, groups, d] of [N, groups, d].
+        """[K, groups, d] of [N, groups, d]"""
+        return line if self._paths is None else _looked_up(line.flatten(1), self._paths).unflatten(1, line.shape[1:])
 
-        As words are looked up in a table: their gradients meet in fp32, in a sum of a fixed order.
-        """
-        if self._paths is None:
-            return line
-        return nn.functional.embedding(self._paths, line.flatten(1)).unflatten(1, line.shape[1:])
+
+def pieces(line: Line, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What rows add in pieces of `width` tokens, row after row: the row and the reach of each [n].
+
+    Then where in its row each token of it stands [n, W]; those behind its reach fill it up.
+    """
+    known, counts = line.lengths - line.own, -(-line.own // width)
+    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    starts = known[rows] + width * (torch.arange(len(rows)) - (torch.cumsum(counts, 0) - counts)[rows])
+    return rows, torch.minimum(starts + width, line.lengths[rows]), starts[:, None] + torch.arange(width)
+
+
+def locate(line: Line, rows: Tensor, columns: Tensor, reach: Tensor, nobody: int) -> Tensor:
+    """[n, C] where in the line the columns [C] or [n, C] of rows are, as far as `reach` [n]; then `nobody`."""
+    starts, used = (torch.cumsum(line.lengths, 0) - line.lengths)[rows], columns < reach[:, None]
+    return torch.where(used, line.paths[torch.where(used, starts[:, None] + columns, 0)], nobody)
 
 
 class _SideBySide:
-    """Rows each in a line of its own: what it adds, and for it the keys and values of all of the row."""
+    """Rows in pieces, and for each piece the keys and values of its row as far as it looks."""
 
     def __init__(self, line: Line):
-        device, self._alone = line.tokens.device, len(line.paths) == len(line.tokens)
-        width, reach = (padded(int(lengths.max()), WIDTH) for lengths in (line.own, line.lengths))
-        columns = torch.arange(width)
-        used = columns < line.own[:, None]
-        starts = torch.cumsum(line.own, 0) - line.own
-        self._places = torch.where(used, starts[:, None] + columns, 0).to(device)  # [b, W] in the line
-        self._back = used.flatten().nonzero()[:, 0].to(device)  # [T] of b x W
-        self._paths, self._mask = self._places, None
-        if not self._alone:
-            columns = torch.arange(reach)
-            starts = torch.cumsum(line.lengths, 0) - line.lengths
-            used = columns < line.lengths[:, None]
-            self._paths = line.paths[torch.where(used, starts[:, None] + columns, 0)].to(device)  # [b, C]
-            last = (line.lengths - line.own)[:, None] + torch.arange(width)
-            self._mask = (columns <= last[:, :, None])[:, None].to(device)  # [b, 1, W, C]
+        device = line.tokens.device
+        width = padded(len(line.tokens) // len(line.own) + 1, WIDTH)  # so that not more than half is filled up
+        rows, reach, columns = pieces(line, width)
+        seen = torch.arange(padded(int(reach.max()), WIDTH))
+        self._queries = locate(line, rows, columns, reach, 0).to(device)  # [n, W]
+        self._keys = locate(line, rows, seen, reach, 0).to(device)  # [n, C]
+        self._mask = (seen <= columns[:, :, None])[:, None].to(device)  # [n, 1, W, C]
+        self._back = (columns < reach[:, None]).flatten().nonzero()[:, 0].to(device)  # [T] of n x W
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        q, k, v = (
-            self._rows(x, places) for x, places in ((query, self._places), (key, self._paths), (value, self._paths))
-        )
-        side = _softmax_over(q, k, v, attn_mask=self._mask, is_causal=self._mask is None, scale=scale)
+        q, k, v = (_rows(x, at) for x, at in ((query, self._queries), (key, self._keys), (value, self._keys)))
+        side = _softmax_over(q, k, v, attn_mask=self._mask, scale=scale)
         line = _tokens(side).index_select(0, self._back)  # [T, heads x d]
         line = nn.functional.pad(line, (0, 0, 0, query.shape[2] - len(line)))
         return line.unflatten(1, (query.shape[1], -1))[None]
 
-    def _rows(self, line: Tensor, places: Tensor) -> Tensor:
-        """[b, heads, W, d] of [1, heads, N, d]."""
-        rows = _tokens(line).index_select(0, places.flatten())
-        return rows.view(*places.shape, line.shape[1], -1).transpose(1, 2)
+
+def _rows(line: Tensor, at: Tensor) -> Tensor:
+    """[n, heads, W, d] of [1, heads, N, d] and places [n, W]."""
+    rows = _looked_up(_tokens(line), at)
+    return rows.unflatten(2, (line.shape[1], -1)).transpose(1, 2)
+
+
+def _looked_up(table: Tensor, at: Tensor) -> Tensor:
+    """[..., D] of [N, D] and places [...], some of which may be the same.
+
+    As words are looked up: slopes meet in a sum of a fixed order, in fp32.
+    """
+    exact = table if table.is_cuda else table.float()  # a GPU adds up in fp32 by itself
+    return nn.functional.embedding(at, exact).to(table.dtype)
 
 
 def _tokens(rows: Tensor) -> Tensor:

@@ -126,8 +126,8 @@ class Batch:
     def _sorted(self, rows: Tensor, reach: Tensor) -> Tensor:
         """The rows in the order of what is read of them, so that none begins more like another than its neighbours."""
         letters = self._letters  # bytes are compared as these numbers are, and fast
-        spans = zip((4 * self.row_starts[rows]).tolist(), (4 * reach[rows]).tolist(), strict=True)
-        read = [letters[start : start + length] for start, length in spans]
+        starts, lengths = (4 * self.row_starts[rows]).tolist(), (4 * reach[rows]).tolist()
+        read = [letters[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         return rows[torch.tensor(sorted(range(len(rows)), key=read.__getitem__))]
 
     @cached_property

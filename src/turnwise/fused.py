@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise import flash, kernels
-from turnwise.attention import Rows
+from turnwise.attention import Rows, locate, pieces
 from turnwise.batch import Line
 from turnwise.family import in_family, is_adapted, neighbours
 from turnwise.kernels import WIDTH, Adapter, Block, Packed, padded
@@ -215,19 +215,11 @@ class _OnProcessor(_Reading):
 
     def _blocks(self) -> list[Block]:
         """The rows in pieces, whose queries need not look as far as the row goes; those that look as far together."""
-        own, known = self.line.own, self.line.lengths - self.line.own
         width = padded(max(_PIECE, int(self.line.lengths.max()) // _PIECES), WIDTH)
-        counts = -(-own // width)
-        rows = torch.repeat_interleave(torch.arange(len(own)), counts)
-        start = width * (torch.arange(len(rows)) - (torch.cumsum(counts, 0) - counts)[rows])
-        reach = known[rows] + torch.minimum(start + width, own[rows])
-        starts, columns = torch.cumsum(own, 0) - own, torch.arange(width)
-        blocks = []
-        for some in torch.argsort(reach, stable=True).tensor_split(min(_BLOCKS, len(rows))):
-            place, row = start[some, None] + columns, rows[some]
-            queries = torch.where(place < own[row, None], starts[row, None] + place, self.count - 1)
-            blocks.append(self._block(queries, known[row, None] + place, row, reach[some]))
-        return blocks
+        rows, reach, last = pieces(self.line, width)
+        queries = locate(self.line, rows, last, reach, self.count - 1)
+        parts = torch.argsort(reach, stable=True).tensor_split(min(_BLOCKS, len(rows)))
+        return [self._block(queries[part], last[part], rows[part], reach[part]) for part in parts]
 
     def _asked(self) -> Block:
         """The rows, and of their queries those at the places that are asked about."""
@@ -241,11 +233,8 @@ class _OnProcessor(_Reading):
         return self._block(queries, last, torch.arange(len(stops)), self.line.lengths)
 
     def _block(self, queries: Tensor, last: Tensor, rows: Tensor, reach: Tensor) -> Block:
-        """Of some rows of the line as far as they are looked at, filled up by the last token of all."""
-        columns = torch.arange(padded(int(reach.max()), WIDTH))
-        starts = (torch.cumsum(self.line.lengths, 0) - self.line.lengths)[rows]
-        used = columns < reach[:, None]
-        keys = torch.where(used, self.line.paths[torch.where(used, starts[:, None] + columns, 0)], self.count - 1)
+        """Of some rows, whose keys are filled up by the last token of all."""
+        keys = locate(self.line, rows, torch.arange(padded(int(reach.max()), WIDTH)), reach, self.count - 1)
         return kernels.block(queries, last, keys, self.heads, self.groups)
 
 

@@ -277,16 +277,16 @@ class _Attention(Function):
         heads, groups, size = ctx.sizes
         slope = slope.reshape(-1, size)  # zero at the last token, which fills rows up
         of_queries = torch.zeros_like(slope)
-        of_keys, of_values = (slope.new_zeros((ctx.tokens * groups, size)) for _ in range(2))
+        # Rows may look at the same keys, whose slopes meet in fp32.
+        of_keys, of_values = (torch.zeros(ctx.tokens * groups, size) for _ in range(2))
         saved = iter(ctx.saved_tensors)
         for one, query, key, value, weights in zip(ctx.blocks, saved, saved, saved, saved, strict=True):
             own = slope.index_select(0, one.queries).view(query.shape)
             scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, weights.dtype)
             scores.mul_(size**-0.5)
             of_queries.index_copy_(0, one.queries, torch.bmm(scores, key).flatten(0, 1))
-            # Rows may look at the same keys.
-            of_keys.index_add_(0, one.keys, torch.bmm(scores.mT, query).flatten(0, 1))
-            of_values.index_add_(0, one.keys, torch.bmm(weights.mT, own).flatten(0, 1))
+            of_keys.index_add_(0, one.keys, torch.bmm(scores.mT, query).flatten(0, 1).float())
+            of_values.index_add_(0, one.keys, torch.bmm(weights.mT, own).flatten(0, 1).float())
         return of_queries.view(-1, heads, size), *(x.view(-1, groups, size) for x in (of_keys, of_values)), None
 
 
