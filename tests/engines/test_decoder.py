@@ -62,6 +62,15 @@ def surprise(model: PreTrainedModel, replies: list[Generation]) -> torch.Tensor:
     return torch.cat(gaps)
 
 
+def test_what_a_large_vocabulary_has_no_table_of_is_computed(monkeypatch):
+    table = sampled(LocalEngine(model_of("qwen2"), frozenset(), nullcontext()))
+    monkeypatch.setattr(decoder, "_WORDS", 96)
+    computed = sampled(LocalEngine(model_of("qwen2"), frozenset(), nullcontext()))
+    assert [one.token_ids for one in table] == [one.token_ids for one in computed]
+    gaps = [a - b for x, y in zip(table, computed, strict=True) for a, b in zip(x.logprobs, y.logprobs, strict=True)]
+    assert max(map(abs, gaps)) < 1e-5
+
+
 @pytest.mark.parametrize(
     "others",
     [

@@ -21,6 +21,7 @@ from turnwise.kernels import padded
 
 _SMALL = 300_000_000  # parameters of a model on a processor up to which the copy of the weights costs little
 _RECUR = 64  # tokens up to which every number of them comes again and again
+_WORDS = 4096  # of a vocabulary, of each of which a processor keeps what the first layer makes of it
 
 
 class _Linear:
@@ -40,6 +41,8 @@ class _Linear:
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # once, and not anew in every product
             self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
+        elif weight.device.type == "cpu":
+            weight = weight.mT.contiguous().mT  # as a product of few tokens reads it fastest
         self._weight, self._bias = weight, bias
 
     def __call__(self, given: Tensor) -> Tensor:
@@ -99,6 +102,9 @@ class Decoder:
         with torch.no_grad():
             self._layers = [self._layer(layer) for layer in self._trunk.layers]
             self._head = _Linear([self._lm_head], self._bf16, self._trunk.norm)
+            words = self._trunk.embed_tokens.weight
+            few = len(words) <= _WORDS and not self._on_gpu
+            self._of_words = self._layers[0].qkv(self._unit(words)) if few else None  # [V, (heads + 2 x groups) x d]
 
     def logits(self, ids: Tensor, positions: Tensor, counts: Sequence[int], kept: Cache, every: bool = False) -> Tensor:
         """[R, V] after the last of so many new tokens of each row; [N, V] after every one of them.
@@ -109,7 +115,9 @@ class Decoder:
         angles = self._angles_at(positions, kept.columns)
         hidden = nn.functional.embedding(ids, self._trunk.embed_tokens.weight)  # [N, D]
         for number, layer in enumerate(self._layers):
-            parts = self._query_key_value(layer, self._unit(hidden), angles)
+            words = self._of_words if number == 0 else None
+            given = layer.qkv(self._unit(hidden)) if words is None else words[ids]
+            parts = self._rotated(layer, given, angles)
             chosen = None
             if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
                 chosen = torch.tensor(counts, device=self._device).cumsum(0) - 1
@@ -127,9 +135,9 @@ class Decoder:
             self._angles = torch.complex(cosine[0, :, None, :half], sine[0, :, None, :half])
         return self._angles[positions]
 
-    def _query_key_value(self, layer: _Layer, given: Tensor, angles: Tensor) -> Tensor:
-        """[N, heads + 2 x groups, d] of [N, D], queries and keys rotated by angles [N, 1, d / 2]."""
-        parts = layer.qkv(given).unflatten(-1, (self._heads + 2 * self._groups, -1))
+    def _rotated(self, layer: _Layer, given: Tensor, angles: Tensor) -> Tensor:
+        """[N, heads + 2 x groups, d], which are overwritten, with queries and keys rotated by angles [N, 1, d / 2]."""
+        parts = given.unflatten(-1, (self._heads + 2 * self._groups, -1))
         if not self._on_gpu or layer.head_norms is not None:
             parts = parts.float()
         rotated = parts[:, : -self._groups]
