@@ -91,7 +91,8 @@ class Batch:
         rows = self._sorted(rows, reach)
         known = self._known(rows, reach)
         for line in _lines(reach[rows].tolist(), known.tolist(), max_tokens, lanes):
-            yield self._micro(rows[line], known[line].index_fill(0, torch.tensor(0), 0), reach, finals)
+            known[line.start] = 0  # what the row before has in common with it is in another line
+            yield self._micro(rows[line], known[line], reach, finals)
 
     def _micro(self, rows: Tensor, known: Tensor, reach: Tensor, finals: bool) -> Micro:
         own = reach[rows] - known
@@ -125,14 +126,14 @@ class Batch:
 
     def _sorted(self, rows: Tensor, reach: Tensor) -> Tensor:
         """The rows in the order of what is read of them, so that none begins more like another than its neighbours."""
-        letters = self._letters  # bytes are compared as these numbers are, and fast
+        letters = self._letters  # which Python compares faster than lists of numbers
         starts, lengths = (4 * self.row_starts[rows]).tolist(), (4 * reach[rows]).tolist()
         read = [letters[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         return rows[torch.tensor(sorted(range(len(rows)), key=read.__getitem__))]
 
     @cached_property
     def _letters(self) -> bytes:
-        """[4 L]"""
+        """[4 L] all tokens, each as four bytes, which compare as the tokens do."""
         return self.tokens.numpy().astype(">u4").tobytes()
 
     @cached_property
