@@ -134,6 +134,12 @@ def test_a_component_of_ones_own_is_named_by_module_and_class(load):
     assert config.memory.make("memory") == Forgetful(3)
 
 
+def test_a_component_without_arguments_is_a_name(load):
+    config = load("memory: full", "advantage=gae")
+    assert (config.memory.use, config.advantage.use) == ("full", "gae")
+    assert config == load("memory: {use: full}\nadvantage: {use: gae}")
+
+
 def test_the_framework_adds_what_it_knows(load):
     parser = load("parser: {use: think_act, cue: 'Well?'}").parser.make("parser", actions=["a"], default="a")
     assert parser == ThinkAct(["a"], "a", cue="Well?")
@@ -216,7 +222,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("steps: .nan", ["steps is nan"]),
         ("update: {actor_lr: .inf}", ["update.actor_lr is inf", "finite"]),
         ("update: {whiten: perhaps}", ["update.whiten is 'perhaps'"]),
-        ("memory: window", ["memory is 'window'"]),
+        ("memory: [window]", ["memory is ['window']", "a name, or a group of keys with `use`"]),
         ("environment: {tasks: {goto: }}", ["environment.tasks.goto is None"]),
         ("data:\nreward: {use: gsm8k}", ["reward.use=gsm8k", "data.train"]),
         ("data: {}", ["data.train", "data.generate"]),

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 # Short names for what ships; anything else is named `module:attribute`.
 COMPONENTS = {
@@ -63,11 +63,16 @@ _GIVEN = {
 
 
 class Component(BaseModel):
-    """A part that plugs in: `use` names it, the other keys are its arguments."""
+    """A part that plugs in: `use` names it, the other keys are its arguments. A name alone will do."""
 
     model_config = ConfigDict(extra="allow")
 
     use: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        return {"use": given} if isinstance(given, str) else given
 
     @property
     def arguments(self) -> dict[str, Any]:

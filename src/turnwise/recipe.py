@@ -137,4 +137,6 @@ def _sentence(error: ValidationError) -> str:
         return message
     if first["type"] == "missing":
         return f"{key} is missing"
+    if first["type"] == "model_type":
+        return f"{key} is {first['input']!r}; give a name, or a group of keys with `use`"
     return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"
