@@ -19,7 +19,9 @@ WITH_PEERS = ("train_step", "sample", "collect_vllm")  # they install gigabytes 
 ON_GPUS = ("qwen3b", "collect_gpu")
 ALL = QUICK + WITH_PEERS + ON_GPUS
 
-for name in sys.argv[1:] or QUICK:
+names = sys.argv[1:] or QUICK
+for name in names:
     if name not in ALL:
         sys.exit(f"unknown benchmark {name!r}; there are {', '.join(ALL)}")
+for name in names:
     import_module(f"benchmarks.{name}").main()
