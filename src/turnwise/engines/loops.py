@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 Numbers: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = NDArray[np.int64]
 
-_AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it
+_AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it,
+_WHOLE = 32  # and of as many as are scored in vain rather than one by one
 _LEAST = np.float32(-126)  # exponent of normal numbers, as fp32 writes them:
 _BIAS, _FRACTION = np.int32(127), np.int32(23)
 _SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
@@ -73,39 +74,40 @@ def attend(
                 values[positions[token], n] = parts[token, heads + groups + group, n]
         for token in range(starts[row], starts[row + 1]):
             columns = positions[token] + 1
+            whole = (columns + _WHOLE - 1) // _WHOLE * _WHOLE
             for head in range(group * repeat, (group + 1) * repeat):
-                _score(parts[token, head], keys, columns, scale, scores)
-                _weigh(scores, columns, powers)
+                _score(parts[token, head], keys, scale, scores[:whole])
+                _weigh(scores[:whole], columns, powers)
                 _average(scores, values, columns, found[token, head])
 
 
 @_part
-def _score(query: Numbers, keys: Numbers, columns: int, scale: np.float32, scores: Numbers) -> None:
-    """Products [columns] of a query [d] and keys [d, C], times `scale`."""
-    for c in range(columns):
-        scores[c] = 0
+def _score(query: Numbers, keys: Numbers, scale: np.float32, scores: Numbers) -> None:
+    """Products [c] of a query [d] and the first c keys of [d, C], times `scale`."""
+    scores[:] = 0
     for n in range(len(query)):
         scaled = query[n] * scale
-        for c in range(columns):
+        for c in range(len(scores)):
             scores[c] += scaled * keys[n, c]
 
 
 @_part
 def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
-    """Make of scores [columns] powers of two that are one at most, with zeros behind; `powers` [C] is room for it."""
+    """Make of scores powers of two that are one at most, with zeros from `columns` on; `powers` [C] is room for it."""
     top, exponents = scores[0], powers.view(np.float32)
     c0, c1, c2, c3, c4, c5, c6 = _SERIES
-    for c in range(columns):
+    scores[columns:] = top
+    for c in range(len(scores)):
         top = max(top, scores[c])
-    for c in range(columns):
+    for c in range(len(scores)):
         score = max(scores[c] - top, _LEAST)
         whole = np.floor(score + np.float32(0.5))
         x = score - whole
         powers[c] = (np.int32(whole) + _BIAS) << _FRACTION
         scores[c] = c0 + x * (c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * c6)))))
-    for c in range(columns):
+    for c in range(len(scores)):
         scores[c] *= exponents[c]
-    scores[columns : columns + _AT_A_TIME - 1] = 0
+    scores[columns:] = 0
 
 
 @_part
