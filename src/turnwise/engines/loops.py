@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 Numbers: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = NDArray[np.int64]
 
-_AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it,
-_WHOLE = 32  # and of as many as are scored in vain rather than one by one
+_AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it
+_RUN = 32  # columns that vectors take without a rest; to score some in vain is faster than one by one
 _LEAST = np.float32(-126)  # exponent of normal numbers, as fp32 writes them:
 _BIAS, _FRACTION = np.int32(127), np.int32(23)
 _SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
@@ -74,10 +74,10 @@ def attend(
                 values[positions[token], n] = parts[token, heads + groups + group, n]
         for token in range(starts[row], starts[row + 1]):
             columns = positions[token] + 1
-            whole = (columns + _WHOLE - 1) // _WHOLE * _WHOLE
+            runs = -(-columns // _RUN) * _RUN
             for head in range(group * repeat, (group + 1) * repeat):
-                _score(parts[token, head], keys, scale, scores[:whole])
-                _weigh(scores[:whole], columns, powers)
+                _score(parts[token, head], keys, scale, scores[:runs])
+                _weigh(scores[:runs], columns, powers)
                 _average(scores, values, columns, found[token, head])
 
 
