@@ -25,9 +25,14 @@ CONTESTANTS = {
     ),
     "turnwise_grpo": Contestant(
         "workers.train_turnwise",
-        "GRPO, as TRL: trains all weights of the actor, has no critic and no reference; its allocator keeps freed "
-        "memory, as its command line has it",
+        "GRPO, as TRL: trains all weights of the actor, has no critic, no reference and no entropy bonus; turns whose "
+        "group got the same reward have no slope and are not read; its allocator keeps freed memory",
         arguments=("--grpo",),
+    ),
+    "turnwise_grpo_untied": Contestant(
+        "workers.train_turnwise",
+        "the same with rewards that differ in every group, so that all turns are read",
+        arguments=("--grpo", "--untied"),
     ),
     "naive": Contestant("naive", "as Turnwise, but without the bootstrap; reads old log-probs anew"),
     "agilerl": Contestant(
@@ -78,9 +83,11 @@ def main(arguments: Sequence[str] = ()) -> None:
             "peak_mib": peaks[name],
             "turnwise_times_as_fast": speedup(whole, name),
             "turnwise_grpo_times_as_fast": speedup(whole, name, "turnwise_grpo"),
+            "turnwise_grpo_untied_times_as_fast": speedup(whole, name, "turnwise_grpo_untied"),
             "wanted": WANTED.get(name),
             "turnwise_update_times_as_fast": speedup(update, name),
             "turnwise_grpo_update_times_as_fast": speedup(update, name, "turnwise_grpo"),
+            "turnwise_grpo_untied_update_times_as_fast": speedup(update, name, "turnwise_grpo_untied"),
             "update_wanted": UPDATE_WANTED if name in WANTED else None,
             **contestants[name].words(),
         }

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from turnwise import fused
 from turnwise import policy as policies
 from turnwise.advantages.gae import DualGAE
-from turnwise.batch import Batch, Estimate, pack
+from turnwise.batch import Batch, Estimate, Micro, pack
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
 from turnwise.lanes import Lanes
-from turnwise.policy import Policy, Scores
+from turnwise.policy import Forward, Policy, Scores
 from turnwise.types import Segment
-from turnwise.update import Credit, Optimizers, assign_credit, fit_critic, update
+from turnwise.update import Credit, Objective, Optimizers, assign_credit, fit_critic, update
 
 UPDATE = UpdateConfig(actor_lr=1e-3, critic_lr=1e-2, minibatch=1000)
 
@@ -31,6 +31,12 @@ def critic(request: pytest.FixtureRequest) -> str:
 def modules(monkeypatch):
     """Rows are read by the modules of transformers."""
     monkeypatch.setattr(fused, "can_read", lambda trunk: False)
+
+
+@pytest.fixture
+def all_rows(monkeypatch):
+    """The actor reads rows without a slope too."""
+    monkeypatch.setattr(Objective, "moving", lambda self, rows: rows)
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -283,6 +289,74 @@ def test_minibatches_take_the_whole_batch_apart(tiny):
     assert torch.allclose(parts.double() @ shares, target.double(), atol=1e-5)
 
 
+# -- rows that have no slope
+
+
+def partly_credited(policy: Policy) -> tuple[Batch, Credit, int]:
+    """A batch where all but a few rows have no advantage, and how many tokens those few have."""
+    batch, credit = opinions(policy, make_segments())
+    rows = torch.repeat_interleave(torch.arange(len(batch.row_lengths)), batch.sampled_per_row)
+    moving = rows % 3 == 1
+    assert 0 < moving.sum() < len(moving) / 2
+    return batch, replace(credit, advantages=torch.where(moving, credit.advantages, 0.0)), int(moving.sum())
+
+
+def count_read(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that the actor reads are noted there, line by line."""
+    read: list[int] = []
+    forward = policy.forward
+
+    def noted(micro: Micro) -> Forward:
+        read.append(len(micro.index))
+        return forward(micro)
+
+    monkeypatch.setattr(policy, "forward", noted)
+    return read
+
+
+def test_rows_without_an_advantage_are_not_read_and_nothing_changes(tiny, monkeypatch):
+    policy = make_policy(tiny[0], "separate")
+    batch, credit, few = partly_credited(policy)
+    read = count_read(policy, monkeypatch)
+    stats, gradient = learn(policy, batch, credit, KLConfig(), entropy=0.0, micro_tokens=200)
+    assert sum(read) == few
+    monkeypatch.setattr(Objective, "moving", lambda self, rows: rows)
+    all_stats, expected = learn(policy, batch, credit, KLConfig(), entropy=0.0, micro_tokens=200)
+    assert sum(read) == few + len(batch.logprobs)
+    of_critic = [{name: x for name, x in told.items() if name.startswith("critic/")} for told in (stats, all_stats)]
+    assert_same((of_critic[0], gradient), (of_critic[1], expected))
+
+
+@pytest.mark.parametrize(
+    ("critic", "entropy", "kl"), [("shared", 0.0, 0.0), ("separate", 1e-3, 0.0), ("separate", 0.0, 0.05)]
+)
+def test_rows_are_read_for_whatever_else_has_a_slope(tiny, monkeypatch, critic, entropy, kl):
+    policy = make_policy(tiny[0], critic)
+    batch, credit, _ = partly_credited(policy)
+    read = count_read(policy, monkeypatch)
+    learn(policy, batch, credit, KLConfig(loss=kl), entropy=entropy)
+    assert sum(read) == len(batch.logprobs)
+
+
+def test_an_optimizer_goes_on_where_no_row_has_an_advantage(tiny, request):
+    """By what it remembers, as it does where all rows are read."""
+    trained = []
+    for fixture in (None, "all_rows"):
+        if fixture:
+            request.getfixturevalue(fixture)
+        policy = make_policy(tiny[0], "separate")
+        config = UPDATE.model_copy(update={"entropy": 0.0})
+        optimizers = Optimizers(policy, config)
+        batch, credit = opinions(policy, make_segments())
+        nothing = replace(credit, advantages=torch.zeros_like(credit.advantages))
+        for of_step in (credit, nothing):
+            before = policy.actor.lm_head.weight.clone()
+            update(policy, optimizers, batch, of_step, config, KLConfig(), seed=0)
+            assert not torch.equal(policy.actor.lm_head.weight, before)
+        trained.append(policy.state_dict())
+    assert all(torch.allclose(trained[0][name], trained[1][name], atol=1e-7) for name in trained[0])
+
+
 # -- what a token may see, and what it may change
 
 
@@ -311,7 +385,7 @@ def test_nothing_flows_back_into_the_tokens_after(tiny, critic, position):
         assert torch.equal(gradient[: len(words)].abs().sum(-1) > 0, expected)
 
 
-def test_what_is_shown_is_never_a_target(tiny):
+def test_what_is_shown_is_never_a_target(tiny, all_rows):
     """Scaling what the loss says of each sampled token to 0 leaves nothing."""
     policy = make_policy(tiny[0], "separate")
     batch, credit = opinions(policy, make_segments())

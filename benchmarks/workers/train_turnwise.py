@@ -1,10 +1,12 @@
 """Turnwise, as `Training.step` does it, with the environments left out: engine, pack, score, credit, update.
 
-With --grpo there is no critic and no reference: each turn is an episode, compared with its neighbour.
+With --grpo there is no critic and no reference: each turn is an episode, compared with its neighbour; with --untied
+too, neighbours are paid differently, whatever they say.
 """
 
 import asyncio
 import sys
+from dataclasses import replace
 
 from benchmarks.workers.serve import Job, Line, reward
 from turnwise.allocator import keep_freed_memory
@@ -36,7 +38,11 @@ def main() -> None:
         {
             **(GRPO if grpo else {}),
             "model": {"path": job.model, "device": "cpu", "critic": "none" if grpo else "separate"},
-            "update": {"minibatch": job.minibatch, "micro_tokens": 4096},  # as babyai-quick has it
+            "update": {
+                "minibatch": job.minibatch,
+                "micro_tokens": 4096,  # as babyai-quick has it
+                **({"entropy": 0.0} if grpo else {}),  # as TRL has it
+            },
         }
     )
     model, _ = open_model(config.model)
@@ -48,7 +54,7 @@ def main() -> None:
     for number, _ in enumerate(line.requests()):
         clock, taken = Clock(), optimizers.taken
         segments = asyncio.run(collect(engine, job, number))
-        segments = by_turns(segments) if grpo else segments
+        segments = by_turns(segments, "--untied" in sys.argv) if grpo else segments
         clock.lap("collect")
         batch = pack(segments)
         scores = policy.score(batch, config.update.micro_tokens)
@@ -77,9 +83,11 @@ async def collect(engine: Engine, job: Job, number: int) -> list[Segment]:
     return await asyncio.gather(*(play(slot) for slot in range(len(job.next_prompts))))
 
 
-def by_turns(segments: list[Segment]) -> list[Segment]:
-    """Each turn as an episode of its own, two neighbours a group."""
+def by_turns(segments: list[Segment], untied: bool) -> list[Segment]:
+    """Each turn as an episode of its own, two neighbours a group; `untied`: of which the second wins."""
     turns = [turn for segment in segments for turn in segment.turns]
+    if untied:
+        turns = [replace(turn, reward=float(number % GROUP)) for number, turn in enumerate(turns)]
     return [
         Segment(number, 0, "", number // GROUP, (turn,), "terminated", (), Outcome(None, turn.reward, 1, None))
         for number, turn in enumerate(turns)

@@ -79,6 +79,10 @@ class Batch:
         """The rows with sampled tokens; the others only hold a next prompt."""
         return self.sampled_per_row.nonzero()[:, 0]
 
+    def holds(self, marked: Tensor) -> Tensor:
+        """[B] bool: the rows that hold some of the marked sampled tokens; `marked` is [N]."""
+        return torch.bincount(self._rows[self._chosen[marked]], minlength=len(self.row_lengths)) > 0
+
     def micros(self, rows: Tensor, max_tokens: int, finals: bool, lanes: int = 1) -> Iterator[Micro]:
         """The rows in lines of at most `max_tokens` tokens (a longer row goes alone).
 

@@ -6,7 +6,7 @@ from turnwise.types import Segment
 
 Level = tuple[str, int]
 
-_ROUNDING = 1e-9  # equal rewards in another order add up to sums that differ in their last bits
+ROUNDING = 1e-9  # equal rewards in another order add up to sums that differ in their last bits
 
 
 def level(segment: Segment) -> Level:
@@ -36,7 +36,7 @@ def by_level(segments: Iterable[Segment]) -> list[list[Segment]]:
 def is_useless(group: Sequence[Segment]) -> bool:
     """Its episodes all returned the same, so that none tells anything of another. A group of one is useless."""
     returns = [segment.outcome.episode_return for segment in group if segment.outcome is not None]
-    return max(returns) - min(returns) <= _ROUNDING
+    return max(returns) - min(returns) <= ROUNDING
 
 
 def filter_groups(segments: Sequence[Segment]) -> tuple[list[Segment], int]:

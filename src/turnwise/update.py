@@ -152,6 +152,17 @@ class Objective:
     def __init__(self, batch: Batch, credit: Credit, config: UpdateConfig, kl: float):
         self.batch, self.credit, self.config, self.kl = batch, credit, config, kl
         self._weights = self._critic_weights()
+        self._credited = batch.holds(credit.advantages != 0)
+
+    def moving(self, rows: Tensor) -> Tensor:
+        """Those of the rows that have a slope for the actor; one at least, since an optimizer steps with a gradient.
+
+        Where no entropy and no KL is in the loss, a row has none if all its advantages are 0: its group got the same.
+        """
+        if self.config.entropy or (self.kl and self.credit.reference is not None):
+            return rows
+        credited = rows[self._credited[rows]]
+        return credited if len(credited) else rows[:1]
 
     def actor(self, forward: Forward, index: Tensor) -> tuple[Tensor, list[Told]]:
         """The clipped surrogate, the entropy bonus and the KL term; `index` [n] says which of N they are of."""
@@ -232,6 +243,9 @@ def update(
                 for told in policy.backward("critic", judge, micros):
                     means.add_all(told)
                 means.add(optimizers.step("critic"))
+            moving = rows if "critic" in together else objective.moving(rows)
+            if len(moving) < len(rows):
+                micros = list(batch.micros(moving, config.micro_tokens, finals=False, lanes=policy.lanes.count))
             for told, gap in policy.backward("actor", act, micros):
                 means.add_all(told)
                 if epoch == 0 and number == 0:

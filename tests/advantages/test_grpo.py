@@ -41,4 +41,5 @@ def test_the_division_is_by_the_deviation_of_the_own_group():
 
 @pytest.mark.parametrize("reward", [0.1, -0.3, 1e6])
 def test_equal_returns_give_no_credit(reward):
-    assert all(x == near([0.0, 0.0], 1e-6) for x in credit(GRPO(), [won(3, reward)] * 7))
+    """None at all, though the mean of equal numbers may differ from them in the last bit."""
+    assert all(x == [0.0, 0.0] for x in credit(GRPO(), [won(3, reward)] * 7))

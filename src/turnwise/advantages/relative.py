@@ -7,7 +7,7 @@ from torch import Tensor
 
 from turnwise.advantages import spans
 from turnwise.batch import Streams
-from turnwise.groups import level, refuse_parts
+from turnwise.groups import ROUNDING, level, refuse_parts
 
 _EPSILON = 1e-6  # as published: a group without spread is divided by it
 
@@ -32,10 +32,12 @@ def number(keys: Iterable[Hashable]) -> Tensor:
 def above_mean(x: Tensor, groups: Tensor, divide_by_std: bool = False) -> Tensor:
     """What each x [K] has more than the mean of its group, in standard deviations of the group if so wished.
 
-    `groups` [K] holds the groups' numbers. The deviation is that with Bessel's correction; a group of one has 0.
+    `groups` [K] holds the groups' numbers. The deviation is that with Bessel's correction; a group of one has 0, and
+    so has one whose members are the same to rounding.
     """
     counts = torch.bincount(groups)
     centred = x - (_totals(x, groups) / counts)[groups]
+    centred = torch.where(centred.abs() > ROUNDING, centred, 0.0)
     if not divide_by_std:
         return centred
     variances = _totals(centred**2, groups) / (counts - 1).clamp(min=1)
