@@ -379,6 +379,7 @@ MISTAKES = {
     "a run where no folder can be": (["run=/proc/version/run"], ["run is", "/proc/version/run"]),
     "an unknown memory": (["memory.use=windw"], ["memory.use", "windw", "window"]),
     "a device that is not there": (["model.device=cuda:7"], ["model.device", "cuda:7"]),
+    "a device that holds no numbers": (["model.device=meta"], ["model.device", "meta", "use auto, cpu, or cuda"]),
     "a prompt that cannot fit": (["rollout.max_prompt_tokens=3"], ["rollout.max_prompt_tokens", "3"]),
     "an override without a value": (["update.epochs"], ["update.epochs", "="]),
 }

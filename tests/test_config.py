@@ -326,13 +326,28 @@ def test_a_mistake_in_a_recipe_is_one_sentence(load, text, words):
         ("update.ephocs=3", ["unknown key update.ephocs", "did you mean 'epochs'"]),
         ("update.epochs=two", ["update.epochs is 'two'"]),
         ("update.epochs=[", ["'update.epochs=['", "not YAML"]),
-        ("seed.x=5", ["cannot set seed.x", "seed is a value"]),
+        ("seed.x=5", ["cannot set seed.x", "seed is 1, not a group of keys"]),
         ("rollout.e_len=0", ["rollout.e_len is 0"]),
     ],
 )
 def test_a_mistake_in_an_override_is_one_sentence(load, override, words):
     message = mistake(load, "seed: 1", override)
     assert [word for word in words if word not in message] == [], message
+
+
+@pytest.mark.parametrize(
+    ("tree", "override", "key", "value"),
+    [
+        ("memory: window", "memory.turns=3", "memory", {"use": "window", "turns": 3}),
+        ("model: {lora: null}", "model.lora.rank=4", "model.lora.rank", 4),
+        ("rollout:", "rollout.n_env=7", "rollout.n_env", 7),
+    ],
+)
+def test_an_override_reaches_into_what_is_empty_or_named_alone(load, tree, override, key, value):
+    found = load(tree, override, "rollout.e_len=128", "update.minibatch=128").model_dump()
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
 
 
 @pytest.mark.parametrize("use", ["':Window'", "'.window:Window'", "'os:sep'"])

@@ -15,6 +15,7 @@ from helpers import segment, turn
 from safetensors.torch import load_file
 
 from turnwise.advantages.gae import DualGAE
+from turnwise.advantages.gigpo import GiGPO
 from turnwise.advantages.grpo import GRPO
 from turnwise.advantages.rloo import RLOO
 from turnwise.advantages.turn import TurnGAE
@@ -93,6 +94,17 @@ def test_the_actor_learns_the_same_beside_a_critic_with_a_trunk_of_its_own(tiny)
         update(policy, Optimizers(policy, UPDATE), batch, credit, UPDATE, KLConfig(), 0)
         trained.append(policy.actor.state_dict())
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
+@pytest.mark.parametrize("estimator", [GRPO(), GRPO(divide_by_std=False), RLOO(), GiGPO(omega=0)], ids=repr)
+@pytest.mark.parametrize(
+    "rewards", [([-0.1] * 10, [0.9, -1.1, *[-0.1] * 8]), ([100.1], [100, 0.1]), ([0.9], [1, -0.1])]
+)
+def test_episodes_that_return_the_same_by_other_rewards_tie(tiny, estimator, rewards):
+    policy = Policy(tiny[0], "none", reference=False)
+    batch = pack([segment(*(turn([1, 2], [3], r) for r in one), slot=slot) for slot, one in enumerate(rewards)])
+    credit = assign_credit(batch, policy.score(batch, 10_000), estimator, 0.0)
+    assert not credit.advantages.any()
 
 
 # -- what an estimator answers

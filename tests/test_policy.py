@@ -604,3 +604,14 @@ def test_the_penalty_is_paid_token_by_token(tiny):
     scores = policy.score(batch, 500, reference=False)
     assign_credit(batch, Scores(scores.values, scores.bootstraps, reference), Keep(), 0.2)
     assert torch.allclose(seen[0], batch.rewards - 0.2 * torch.linspace(-1, 1, len(batch.logprobs)), atol=1e-6)
+
+
+def test_arithmetic_is_as_before_when_a_line_has_been_read(tiny):
+    """Read outside of a pass over a batch, too, where one autocast is entered within another."""
+    policy = Policy(deepcopy(tiny[0]), precision=torch.autocast("cpu", torch.bfloat16))
+    batch = pack(make_segments())
+    with torch.no_grad():
+        for micro in batch.micros(batch.trained_rows, 10_000, finals=False):
+            policy(micro)
+            policy.values(micro)
+    assert not torch.is_autocast_enabled("cpu")

@@ -6,6 +6,7 @@ import math
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -1220,6 +1221,71 @@ def test_an_agent_of_any_kind_is_brought_back_by_the_replies_that_it_got(tiny):
         assert collector.collect(engine) == expected
         assert collector.tally.transcripts == steady.tally.transcripts
         assert collector.tally.failures == 0
+
+
+class Obedient(Scripted):
+    """Says nothing while it is paused."""
+
+    paused = False
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    async def generate(self, prompt_ids: Any, sampling: Any, request_id: str = "") -> Generation:
+        while self.paused:
+            await asyncio.sleep(0)
+        return await super().generate(prompt_ids, sampling, request_id)
+
+
+class Working(Reader):
+    """Has a tool at work after each reply, in one slot for long, and is paid at the end."""
+
+    async def run(self, session: Any) -> Ending:
+        for number in range(3):
+            prompt = self.codec.prompt([{"role": "user", "content": f"{session.name} {number}"}])
+            reply = await session.generate(prompt)
+            text = self.codec.text(reply.token_ids)
+            action = Action(text, "valid", text, "", 0)
+            session.record(Turn(Observation(""), prompt, reply, action, 0, 0.0, text, text, text))
+            for _ in range(40 if "/0/" in session.name else 0):
+                await asyncio.sleep(0)
+        session.reward(1.0)
+        return Ending(())
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"agent": {"use": f"{__name__}:Working"}},
+        {"environment": {"kwargs": {"limit": 3}}},
+        {"environment": {"kwargs": {"limit": 3}}, "memory": {"use": "note"}},
+    ],
+    ids=["agent", "gym", "note"],
+)
+@pytest.mark.parametrize("killed", range(14))
+def test_no_turn_of_an_elastic_run_is_lost_by_a_crash_and_none_is_there_twice(renderer, tree, killed):
+    config = play_config(**tree, rollout={"n_env": 2, "e_len": 2, "mode": "elastic"})
+    engine, collector = Obedient(renderer), Collector(config, renderer)
+    turns: dict[Any, list[Turn]] = defaultdict(list)
+    ended = 0
+    for number in range(24):
+        for one in collector.collect(engine):
+            mine = turns[one.slot, one.episode]
+            mine += [turn for turn in one.turns if not turn.of_memory]
+            if one.outcome:
+                ended += 1
+                assert len(mine) == one.outcome.turns == 3
+                assert sum(turn.reward for turn in mine) == one.outcome.episode_return
+        if number == killed:
+            saved = json.loads(json.dumps(collector.state()))
+            collector.close()
+            engine, collector = Obedient(renderer), Collector(config, renderer)
+            assert collector.restore(saved) == 0
+    collector.close()
+    assert ended > 20
 
 
 def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer):

@@ -58,7 +58,7 @@ class Batch:
     row_lengths: Tensor  # [B]
     final_rows: Tensor  # [E] the row that ends with the segment's next prompt; -1 where the task terminated
     logprobs: Tensor  # [N] by the engine, when it sampled them
-    rewards: Tensor  # [N] on the last sampled token of a turn
+    rewards: Tensor  # [N] on the last sampled token of a turn; in fp64, so that equal returns add up to equal sums
     turn_firsts: Tensor  # [N] bool: the first sampled token of a turn
     step_ends: Tensor  # [N] bool: the last sampled token before the environment moved on
     segment_ends: Tensor  # [N] bool
@@ -178,7 +178,7 @@ class Streams:
     """What an estimator sees: every segment's sampled tokens in time order, one segment after the other."""
 
     segments: Sequence[Segment]
-    rewards: Tensor  # [N]
+    rewards: Tensor  # [N] in fp64
     values: Tensor  # [N] of the state before each token; zeros where there is no critic
     bootstraps: Tensor  # [E] value of the next rendered prompt; 0 where the task terminated
     step_ends: Tensor  # [N] bool: after this token the environment moved on
@@ -262,7 +262,7 @@ def pack(segments: Sequence[Segment]) -> Batch:
         row_lengths=torch.tensor(rows.lengths),
         final_rows=torch.tensor(final_rows),
         logprobs=torch.tensor(logprobs),
-        rewards=torch.zeros(total).index_put((lasts,), torch.tensor(rewards, dtype=torch.float32)),
+        rewards=torch.zeros(total, dtype=torch.float64).index_put((lasts,), torch.tensor(rewards, dtype=torch.float64)),
         turn_firsts=_marks(total, lasts - lengths + 1),
         step_ends=_marks(total, lasts[torch.tensor(steps)]),
         segment_ends=_marks(total, lasts[torch.cumsum(torch.tensor(segment_turns), 0) - 1]),

@@ -157,7 +157,7 @@ class KLConfig(Group):
     loss: float = Field(default=0.0, ge=0)  # k3 as a term of the loss
     schedule: Literal["fixed", "adaptive"] = "fixed"  # adaptive: `reward` follows `target` (arXiv:1909.08593)
     target: float = Field(default=0.1, gt=0)  # nats a token
-    horizon: PositiveInt = 10_000  # turns over which an adaptive coefficient can change by a tenth of the error
+    horizon: PositiveInt = 10_000  # turns, or a batch of more, over which it changes by its error, a fifth at most
 
     @model_validator(mode="after")
     def _adaptive_needs_a_start(self) -> KLConfig:

@@ -6,7 +6,7 @@ The shift by one between a token and the place that predicts it was made by the 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,11 +75,16 @@ class Policy(nn.Module):
         self.value_head = None if critic == "none" else _value_head(actor)
         self.has_reference = reference
         self.temperature = temperature
-        self.precision = precision or nullcontext()
+        self._precision = precision or nullcontext()
         self._spares = False  # memory, by computing activations twice
         self._readers: dict[Role, Reader] = {}
         # In a list it is no submodule: it is neither trained nor saved.
         self.references = [deepcopy(actor).requires_grad_(False).eval()] if reference and adapters is None else []
+
+    @property
+    def precision(self) -> AbstractContextManager[object]:
+        """The arithmetic, anew each time, since an autocast forgets what was before it where it is entered twice."""
+        return copy(self._precision)
 
     @property
     def device(self) -> torch.device:

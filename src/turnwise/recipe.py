@@ -100,9 +100,12 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
 def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, last = dotted.split(".")
     for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise ValueError(f"cannot set {dotted}: {parent} is a value, not a group of keys")
+        group = tree.get(parent)
+        if group is None or isinstance(group, str):  # nothing yet, or the name of a part without arguments
+            group = {"use": group} if group else {}
+        if not isinstance(group, dict):
+            raise ValueError(f"cannot set {dotted}: {parent} is {group!r}, not a group of keys")
+        tree[parent] = tree = group
     tree[last] = value
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.failures import EpisodeFailure
@@ -18,16 +19,25 @@ if TYPE_CHECKING:
     from turnwise.slot import Slot
 
 
+@dataclass
+class Answer:
+    """A reply that was sampled, for an agent that asks for it again after an interruption."""
+
+    digest: str  # of its prompt
+    generation: Generation
+    trained: bool = False  # a batch had its turn
+
+
 class SlotSession:
     """An episode as its agent sees it, on top of the slot."""
 
-    def __init__(self, slot: Slot, known: Sequence[tuple[str, Generation]]):
+    def __init__(self, slot: Slot, known: Sequence[Answer]):
         """`known` are the replies that the episode got before it was interrupted: it gets them again."""
         self._slot = slot
         self._journals = not isinstance(slot.agent, Resumable)
-        self._known: dict[str, deque[Generation]] = {}
-        for digest, generation in known:
-            self._known.setdefault(digest, deque()).append(generation)
+        self._known: dict[str, deque[Answer]] = {}
+        for answer in known:
+            self._known.setdefault(answer.digest, deque()).append(answer)
         self._left = len(known)
         self._old: list[Generation] = []  # known replies whose turns an earlier batch had
         self._old_turns: set[int] = set()
@@ -57,18 +67,21 @@ class SlotSession:
         if not self._journals:
             return await self._slot.generate(prompt)
         digest = _digest(prompt)
-        generation = self._replay(digest) if self._left else await self._slot.generate(prompt)
-        self._slot.episode.journal.append((digest, generation))
+        if self._left:
+            return self._replay(digest)
+        generation = await self._slot.generate(prompt)
+        self._slot.episode.journal.append(Answer(digest, generation))
         return generation
 
     def _replay(self, digest: str) -> Generation:
         known = self._known.get(digest)
         if not known:
             raise EpisodeFailure("the agent asked otherwise than before the interruption; its episode is given up")
-        generation = known.popleft()
+        answer = known.popleft()
         self._left -= 1
-        self._old.append(generation)
-        return generation
+        if answer.trained:
+            self._old.append(answer.generation)
+        return answer.generation
 
     def record(self, turn: Turn) -> None:
         episode = self._slot.episode

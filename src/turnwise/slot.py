@@ -17,7 +17,7 @@ from turnwise.config import Config
 from turnwise.failures import EpisodeFailure, NeighbourFailure
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive
-from turnwise.session import SlotSession
+from turnwise.session import Answer, SlotSession
 from turnwise.tally import Tally, Transcript
 from turnwise.traces import Recording, Trace
 from turnwise.traces.recording import now
@@ -37,7 +37,7 @@ class Episode:
     figures: dict[str, float] = field(default_factory=dict)  # what its agent counts
     transcript: list[str] | None = None  # None: this episode is not kept
     recording: Recording | None = None  # None: this episode is not traced
-    journal: list[tuple[str, Generation]] = field(default_factory=list)  # replies, each with its prompt's digest
+    journal: list[Answer] = field(default_factory=list)
 
 
 class Slot:
@@ -166,9 +166,9 @@ class Slot:
             kept = None if episode.transcript is None else []
             sampled, recording = episode.sampled, episode.recording
             self.episode = Episode(
-                episode.number, episode.seed, begun=True, sampled=sampled, transcript=kept, recording=recording
+                episode.number, episode.seed, True, sampled=sampled, transcript=kept, recording=recording, journal=known
             )
-        return SlotSession(self, known)
+        return SlotSession(self, tuple(known))
 
     async def generate(self, prompt: tuple[int, ...]) -> Generation:
         """Sample a reply, as soon as the batch has room for it."""
@@ -245,6 +245,9 @@ class Slot:
         self._turns, rest = self._turns[: self._sure], self._turns[self._sure :]
         if self._turns:
             waiting = [turn.prompt_ids for turn in rest] + self._asking
+            trained = {id(turn.generation) for turn in self._turns}
+            for answer in self.episode.journal:
+                answer.trained |= id(answer.generation) in trained
             self._close("cut", waiting[0] if waiting else self._asked_last, None)  # a call may have been given up
         self._turns = rest
         segments, self.segments, self.collected = self.segments, [], 0
@@ -315,20 +318,34 @@ class Slot:
         self.episode = Episode(self.episode.number)
 
     def state(self) -> dict[str, Any]:
-        return asdict(self.episode) | {"agent": self.agent.state() if isinstance(self.agent, Resumable) else None}
+        """Where the slot stands, and what it has of the next batch: elastic ones begin before the last is handed out.
+
+        An agent that gets its replies again records its turns again.
+        """
+        agent, turns = (self.agent.state(), self._turns) if isinstance(self.agent, Resumable) else (None, [])
+        return {
+            "episode": asdict(self.episode),
+            "agent": agent,
+            "segments": [asdict(segment) for segment in self.segments],
+            "turns": [asdict(turn) for turn in turns],
+            "sure": min(self._sure, len(turns)),
+        }
 
     async def restore(self, state: dict[str, Any]) -> bool:
         """Bring the slot back to where it was; False if its episode cannot be, and a new one begins.
 
         What was already collected of such an episode keeps its bootstrap.
         """
-        told = dict(state)
-        agent = told.pop("agent")
-        self.episode = TypeAdapter(Episode).validate_python(told)
-        if not isinstance(self.agent, Resumable) or await self.agent.restore(agent, self.episode.seed):
-            return True
-        self.episode = Episode(self.episode.number)
-        return False
+        self.episode = TypeAdapter(Episode).validate_python(state["episode"])
+        self.segments = TypeAdapter(list[Segment]).validate_python(state["segments"])
+        back = not isinstance(self.agent, Resumable) or await self.agent.restore(state["agent"], self.episode.seed)
+        if back:
+            self._turns, self._sure = TypeAdapter(list[Turn]).validate_python(state["turns"]), state["sure"]
+        else:
+            self.episode = Episode(self.episode.number)
+        settled = [*self._turns[: self._sure], *(turn for segment in self.segments for turn in segment.turns)]
+        self.collected = _acted(settled)
+        return back
 
 
 def _acted(turns: Iterable[Turn]) -> int:

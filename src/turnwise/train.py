@@ -180,7 +180,7 @@ class Training:
         """Move an adaptive KL coefficient towards its target (Ziegler et al. 2019, arXiv:1909.08593, section 2.2)."""
         if self.config.kl.schedule == "adaptive":
             error = max(-0.2, min(0.2, kl / self.config.kl.target - 1))
-            self.progress.kl_coefficient *= 1 + error * turns / self.config.kl.horizon
+            self.progress.kl_coefficient *= 1 + error * min(1.0, turns / self.config.kl.horizon)
 
     def save_in_turn(self, done: int) -> None:
         """After every so many steps, warm-up batches and fits of the critic."""

@@ -52,10 +52,11 @@ def assign_credit(
     )
     estimate = advantage(streams)
     _refuse_surprises(advantage, estimate, len(kl))
-    advantages = estimate.advantages
+    advantages, returns = estimate.advantages.float(), estimate.returns
     if advantage.whiten if whiten is None else whiten:
         advantages = loss.whiten(advantages, estimate.targets)
-    return Credit(advantages, estimate.returns, scores.values, reference, kl, estimate.targets)
+    returns = None if returns is None else returns.float()
+    return Credit(advantages, returns, scores.values, reference, kl, estimate.targets)
 
 
 def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> None:

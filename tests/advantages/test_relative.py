@@ -12,6 +12,7 @@ from plays import near
 from turnwise.advantages.gigpo import GiGPO
 from turnwise.advantages.grpo import GRPO
 from turnwise.advantages.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from turnwise.advantages.relative import above_mean
 from turnwise.advantages.rloo import RLOO
 from turnwise.types import Outcome
 
@@ -82,3 +83,8 @@ def test_parts_of_episodes_are_refused(estimator):
         with pytest.raises(ValueError, match=r"slot 3 .* episode 8, .*rollout\.episodes=1"):
             estimator(streams_of([whole, part], [0.0] * 5, [0.0] * 2))
     assert estimator(streams_of([whole], [0.0] * 3, [0.0])).advantages.shape == (3,)
+
+
+def test_what_is_no_number_stays_none():
+    """It is refused where it would be trained on."""
+    assert above_mean(torch.tensor([float("nan"), 1.0, 0.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1])).isnan()[:3].all()

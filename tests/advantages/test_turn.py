@@ -104,11 +104,11 @@ def test_values_off_the_anchors_never_matter(play, gamma, lam, anchor):
     assert credit(estimator, [play]) == credit(estimator, [other])
 
 
-def test_a_cut_between_question_and_answer_leaves_a_turn():
-    """The batch ended behind the question: it is a turn so far, and the next prompt stands for the rest."""
+def test_a_cut_between_question_and_answer_discounts_nothing():
+    """The batch ended behind the question: no time has passed, and the next prompt stands for the rest of the turn."""
     streams = streams_of([segment(turn([1], [2, 3], of_memory=True), end="cut")], [0.1, 0.2], [0.7])
     estimate = TurnGAE(0.5, 1.0)(streams)
-    assert torch.allclose(estimate.advantages, torch.tensor([0.25, 0.25]))
+    assert torch.allclose(estimate.advantages, torch.tensor([0.6, 0.6]))
 
 
 @pytest.mark.parametrize("key", ["turn_gamma", "turn_lambda"])
@@ -121,3 +121,13 @@ def test_factors_lie_between_0_and_1(key, value):
 def test_an_unknown_anchor_is_refused():
     with pytest.raises(ValueError, match=r"advantage\.anchor is 'middle'; it is the first or the last"):
         TurnGAE(anchor="middle")
+
+
+@pytest.mark.parametrize("estimator", [TurnGAE(0.9), TurnGAE(0.9, anchor="last"), BiLevelGAE(0.9)], ids=repr)
+def test_a_batch_that_ends_inside_a_turn_discounts_it_once(estimator):
+    """A turn ends at .81; of the next one this batch has only what the memory asked, the next batch has the action."""
+    values, bootstrap = [0.81, 0.9], 0.9
+    advantages, _ = credit(estimator, [Play([1, 1], [False, True], "cut", [0.0, 0.0], values, bootstrap)])
+    assert flat(advantages) == near([0.0, 0.0], 1e-6)
+    rest, _ = credit(estimator, [Play([1], [False], "terminated", [0.9], [0.9], 0.0)])
+    assert flat(rest) == near([0.0], 1e-6)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -209,6 +210,15 @@ def test_a_note_is_shown_and_nothing_else_of_the_past(renderer):
         )
         after = step + 1
         assert task.startswith(f"Your note: note {2 * step + 1}\n{name} step {after} count {after}\nNow {after}?\n")
+
+
+def test_a_note_that_is_there_is_not_asked_for_again():
+    """A run may go on from between the note and the turn that it is for."""
+    generation = Generation((1,), (0.0,), "stop", 0)
+    acted = Turn(Observation("then"), (0,), generation, Action("go", "valid", "go", "", 0), 0, 0.0, "go", "go", "go")
+    noted = replace(acted, action=None, text="left is a wall")
+    messages = messages_of(Note(), [acted, noted], 1)
+    assert messages[-1]["content"].startswith("Your note: left is a wall\nnow")
 
 
 def test_a_note_does_not_outlive_its_episode(renderer):

@@ -21,7 +21,8 @@ from turnwise.batch import Estimate, Streams
 
 @dataclass(frozen=True)
 class BiLevelGAE:
-    """A turn without reward is a turn all the same; a question of the memory belongs to the turn it prepares.
+    """A turn without reward is a turn all the same; a question of the memory belongs to the turn it prepares, and so
+    it does where a batch ends between the two.
 
     What is paid inside a turn, such as a KL penalty, is credited inside it and not to the turns before.
     """
@@ -55,5 +56,7 @@ class BiLevelGAE:
         values, last = streams.values.double()[ends], streams.segment_ends[ends]
         following = torch.cat([values[1:], values.new_zeros(1)])
         following[last] = streams.bootstraps.double()
-        delta = streams.rewards.double()[ends] + self.turn_gamma * following - values
+        inside = ~streams.step_ends[ends]  # a turn, of which the next batch has the rest
+        gamma = torch.full_like(values, self.turn_gamma).masked_fill(inside, self.token_gamma)
+        delta = streams.rewards.double()[ends] + gamma * following - values
         return discounted_sums(delta, torch.full_like(delta, self.turn_gamma * self.turn_lambda).masked_fill(last, 0.0))

@@ -37,7 +37,7 @@ def above_mean(x: Tensor, groups: Tensor, divide_by_std: bool = False) -> Tensor
     """
     counts = torch.bincount(groups)
     centred = x - (_totals(x, groups) / counts)[groups]
-    centred = torch.where(centred.abs() > ROUNDING, centred, 0.0)
+    centred = torch.where(centred.abs() <= ROUNDING, 0.0, centred)
     if not divide_by_std:
         return centred
     variances = _totals(centred**2, groups) / (counts - 1).clamp(min=1)

@@ -21,7 +21,9 @@ from turnwise.batch import Estimate, Streams
 
 @dataclass(frozen=True)
 class TurnGAE:
-    """A turn without reward is a turn all the same; a question of the memory belongs to the turn it prepares."""
+    """A turn without reward is a turn all the same; a question of the memory belongs to the turn it prepares, and so
+    it does where a batch ends between the two.
+    """
 
     critic = True
     groups = False
@@ -44,7 +46,9 @@ class TurnGAE:
         values, last = streams.values.double()[anchors], streams.segment_ends[ends]
         following = torch.cat([values[1:], values.new_zeros(1)])
         following[last] = streams.bootstraps.double()
-        delta = spans.sums(streams.rewards.double(), ends) + self.turn_gamma * following - values
+        inside = ~streams.step_ends[ends]  # a turn, of which the next batch has the rest
+        gamma = torch.full_like(values, self.turn_gamma).masked_fill(inside, 1.0)
+        delta = spans.sums(streams.rewards.double(), ends) + gamma * following - values
         decay = torch.full_like(delta, self.turn_gamma * self.turn_lambda).masked_fill(last, 0.0)
         advantages = discounted_sums(delta, decay)
         returns = advantages + values

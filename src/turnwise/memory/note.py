@@ -21,7 +21,10 @@ class Note:
         if not past:
             return [*messages, asked(observation)]
         last = past[-1]
-        before = next((turn.text for turn in reversed(past) if turn.of_memory), "nothing")
-        event = f"Your note: {before}\n{last.observation.text}\nYou did: {last.shown_action}\n{self.question}"
-        note = await ask([*messages, {"role": "user", "content": event}])
+        if last.of_memory:  # the run was interrupted between the note and the turn that it is for
+            note = last.text
+        else:
+            before = next((turn.text for turn in reversed(past) if turn.of_memory), "nothing")
+            event = f"Your note: {before}\n{last.observation.text}\nYou did: {last.shown_action}\n{self.question}"
+            note = await ask([*messages, {"role": "user", "content": event}])
         return [*messages, asked(Observation(f"Your note: {note}\n{observation.text}", observation.cue))]

@@ -59,9 +59,13 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"model.device is {name!r}, which this machine does not have; use auto or cpu") from error
+        there = torch.empty(1, device=name)
+        there.item()  # which a device that holds no numbers, such as meta, cannot tell
+        return there.device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"model.device is {name!r}, which this machine does not have; use auto, cpu, or cuda where there is a GPU"
+        ) from error
 
 
 def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[object]:
