@@ -178,8 +178,16 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
     [
         # unknown keys, with the nearest
         ("sed: 3", ["unknown key sed", "did you mean 'seed'"]),
-        ("update: {ephocs: 3}", ["unknown key update.ephocs", "did you mean 'epochs'"]),
+        ("update: {ephocs: 3}", ["unknown key update.ephocs", "did you mean 'update.epochs'"]),
         ("zzz: 3", ["unknown key zzz", "seed"]),
+        ("advantage: grpoo", ["advantage.use is 'grpoo'; did you mean 'grpo'? Or write your own as module:Class"]),
+        ("steps: 1\nsteps: 2", ["the key steps stands there twice"]),
+        # arguments of parts
+        ("memory: {clear_every: 2.5}", ["memory.clear_every is 2.5; it must be a valid integer"]),
+        ("memory: {turns: }", ["memory.turns is null; it must be a valid integer"]),
+        ("memory: {use: note, question: 5}", ["memory.question is 5; it must be a valid string"]),
+        ("parser: {cue: 5}", ["parser.cue is 5; it must be a valid string"]),
+        ("advantage: {step_gamma: abc}", ["advantage.step_gamma is 'abc'; it must be a valid number"]),
         ("1: 2", ["unknown key 1"]),
         # what does nothing
         ("environment: {processes: 2}", ["environment.processes=2 does nothing", "set environment.workers=process"]),
@@ -223,7 +231,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("update: {actor_lr: .inf}", ["update.actor_lr is inf", "finite"]),
         ("update: {whiten: perhaps}", ["update.whiten is 'perhaps'"]),
         ("memory: [window]", ["memory is ['window']", "a name, or a group of keys with `use`"]),
-        ("environment: {tasks: {goto: }}", ["environment.tasks.goto is None"]),
+        ("environment: {tasks: {goto: }}", ["environment.tasks.goto is null"]),
         ("data:\nreward: {use: gsm8k}", ["reward.use=gsm8k", "data.train"]),
         ("data: {}", ["data.train", "data.generate"]),
         ("data: {train: a.csv, generate: {use: arithmetic}}", ["either data.train", "data.generate"]),
@@ -233,7 +241,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("data: {train: a.csv, held_out: 1}", ["data.held_out is 1", "less than 1"]),
         ("data: {train: a.csv, max_samples: 0}", ["data.max_samples is 0"]),
         ("data: {train: 3}", ["data.train is 3", "list"]),
-        ("data: {trian: a.csv}", ["unknown key data.trian", "did you mean 'train'"]),
+        ("data: {trian: a.csv}", ["unknown key data.trian", "did you mean 'data.train'"]),
         ("data: {generate: {use: arithmetik}}", ["data.generate.use is 'arithmetik'", "did you mean 'arithmetic'"]),
         ("data: {generate: {use: arithmetic, levl: 2}}", ["unknown key data.generate.levl", "did you mean 'level'"]),
         ("data: {generate: {use: arithmetic, level: 9}}", ["data.generate.level is 9"]),
@@ -299,7 +307,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, gigpo, grpo, monte_carlo"]),
         ("memory: {use: window, turn: 2}", ["unknown key memory.turn", "did you mean 'turns'"]),
         ("memory: {use: window, turns: -1}", ["memory.turns is -1"]),
-        ("memory: {use: window, turns: two}", ["memory", "window", "{'turns': 'two'}"]),
+        ("memory: {use: window, turns: two}", ["memory.turns is 'two'; it must be a valid integer"]),
         ("advantage: {use: dual_gae, step_gamma: 1.5}", ["advantage.step_gamma is 1.5", "between 0 and 1"]),
         ("advantage: {use: gae, gama: 1}", ["unknown key advantage.gama", "did you mean 'gamma'"]),
         ("parser: {use: think_act, actions: [a]}", ["unknown key parser.actions", "cue"]),
@@ -323,11 +331,13 @@ def test_a_mistake_in_a_recipe_is_one_sentence(load, text, words):
     ("override", "words"),
     [
         ("seed", ["'seed' is not an override", "dotted.key=value"]),
-        ("update.ephocs=3", ["unknown key update.ephocs", "did you mean 'epochs'"]),
+        ("update.ephocs=3", ["unknown key update.ephocs", "did you mean 'update.epochs'"]),
         ("update.epochs=two", ["update.epochs is 'two'"]),
         ("update.epochs=[", ["'update.epochs=['", "not YAML"]),
         ("seed.x=5", ["cannot set seed.x", "seed is 1, not a group of keys"]),
         ("rollout.e_len=0", ["rollout.e_len is 0"]),
+        ("=5", ["'=5' is not an override"]),
+        ("update.minibatch=100", ["update.minibatch=100 does not divide", "make it "]),
     ],
 )
 def test_a_mistake_in_an_override_is_one_sentence(load, override, words):
@@ -362,7 +372,9 @@ def test_numbers_such_as_9e_1_are_numbers_for_components_too(load):
 def test_a_missing_recipe_is_one_sentence():
     with pytest.raises(ValueError) as caught:
         load_config("nowhere/at_all.yaml")
-    assert str(caught.value).startswith("recipe 'nowhere/at_all.yaml' is neither a file nor a shipped recipe")
+    assert str(caught.value).startswith(
+        "recipe 'nowhere/at_all.yaml' is neither a file, nor the folder of a run, nor a shipped"
+    )
     assert "\n" not in str(caught.value)
 
 

@@ -130,6 +130,7 @@ THREE = torch.zeros(3)
         (Answer((THREE, THREE)), "Answer answers with a tuple; let it be a turnwise.batch.Estimate"),
         (Answer(Estimate(THREE)), "Answer has critic=True, but answers without returns"),
         (Answer(Estimate(THREE, THREE), False), "Answer has critic=False, but answers with returns"),
+        (Answer(Estimate(THREE / 0, THREE)), "Answer answers with advantages some of which are no finite numbers"),
         (Answer(Estimate(torch.zeros(2), THREE)), r"advantages of shape \[2\]; make it \[3\]"),
         (Answer(Estimate(THREE, THREE, torch.ones(1, 3))), r"targets of shape \[1, 3\]; make it \[3\]"),
     ],

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from helpers import Counter, Scripted, make_tokenizer, play_config
@@ -524,6 +525,7 @@ def test_a_failed_episode_is_dropped_and_counted_and_the_batch_is_full(renderer,
     assert [step_of(turn) for turn in segments[0].turns] == [0, 1, 2, 3]
     assert (collector.tally.failures, collector.tally.dropped_turns) == (1, max(0, at - 1))
     assert "Broken) failed: " in collector.tally.last_failure
+    assert ("(test_rollout.py, line " in collector.tally.last_failure) == (how in ("raise", "time out"))
     assert Broken.made == 3  # a fresh one for the broken one
 
 
@@ -990,6 +992,14 @@ class Careless(gymnasium.Env[str, str]):
     actions = "look"
 
 
+class Numbered(gymnasium.Env[str, str]):
+    actions = (1, 2)
+
+
+class Twice(gymnasium.Env[str, str]):
+    actions = ("left", "right", "left")
+
+
 class Painted(gymnasium.ObservationWrapper[Any, Any, Any]):
     """A lamp in other words, which knows more of it."""
 
@@ -1030,6 +1040,8 @@ def test_a_wrapper_speaks_for_what_it_wraps(renderer):
         ({"id": f"{__name__}:Camera", "kwargs": {"named": True}}, "which shows images or numbers alone"),
         ({"id": "FrozenLake-v1", "actions": list("abcd")}, "which shows images or numbers alone"),
         ({"id": f"{__name__}:Careless"}, "the actions of .*:Careless are 'look'; they must be a list of texts"),
+        ({"id": f"{__name__}:Numbered"}, r"the actions of .*:Numbered are \(1, 2\); they must be texts, each one once"),
+        ({"id": f"{__name__}:Twice"}, "the actions of .*:Twice are .*; they must be texts, each one once"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_a_mistake(renderer, environment, message):
@@ -1041,6 +1053,58 @@ def test_a_registered_environment_may_name_the_module_that_registers_it(renderer
     environment = {"actions": ["turn off", "turn on"], "reward": "native"}
     (segments,) = play(renderer, say("turn on"), env=f"{__name__}:{lamp}", environment=environment)
     assert [turn.reward for one in segments for turn in one.turns] == [1.0] * 6
+
+
+class Sloppy(gymnasium.Env[str, str]):
+    """Answers something that only looks like an answer."""
+
+    def __init__(self, how: str):
+        self.how = how
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        return {"text": "hello"} if self.how == "bare" else ("hello", {})
+
+    def step(self, action: str) -> Any:
+        info: dict[str, Any] = {"success": "no" if self.how == "success" else np.bool_(True)}
+        info |= {"figures": [1]} if self.how == "figures" else {}
+        reward = "1" if self.how == "reward" else 1
+        return "hello", reward, "no" if self.how == "ended" else 1, "" if self.how == "cut" else False, info
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("bare", r"its reset returned {'text': 'hello'} instead of \(observation, info\)"),
+        ("reward", "its reward is '1', which is no finite number"),
+        ("ended", "its terminated is 'no', which is neither True nor False"),
+        ("cut", "its truncated is '', which is neither True nor False"),
+        ("success", r"its info\['success'\] is 'no', which is neither True nor False"),
+        ("figures", r"its info\['figures'\] is \[1\], not a dict of numbers by name"),
+    ],
+)
+def test_what_only_looks_like_an_answer_is_a_failure(renderer, how, message):
+    environment = {"kwargs": {"how": how}, "max_failures": 2}
+    with pytest.raises(ValueError, match=message):
+        play(renderer, env=f"{__name__}:Sloppy", environment=environment)
+
+
+def test_numbers_and_numpy_say_yes_and_no_too(renderer):
+    (segments,) = play(renderer, env=f"{__name__}:Sloppy", environment={"kwargs": {"how": ""}})
+    assert {one.outcome.success for one in segments if one.outcome} == {True}
+
+
+class Amnesic:
+    """A memory that forgets to answer."""
+
+    span = 1
+
+    async def prompt(self, *_: Any) -> Any:
+        return None
+
+
+def test_a_memory_that_answers_nothing_is_a_mistake(renderer):
+    with pytest.raises(ValueError, match="memory: Amnesic answers with None; let it be a list of messages"):
+        play(renderer, memory={"use": f"{__name__}:Amnesic"})
 
 
 class Spaceless(gymnasium.Env[str, str]):
@@ -1301,6 +1365,21 @@ def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer
     assert [(one.episode, len(one.turns)) for one in segments] == [(1, 4)] * 3
     assert (restored.tally.failures, restored.tally.dropped_turns) == (3, 0)
     assert "asked otherwise" in restored.tally.last_failure
+
+
+class Greedy(Reader):
+    """Pays itself what is no number."""
+
+    async def run(self, session: Any) -> Ending:
+        ending = await super().run(session)
+        session.reward(math.nan)
+        return ending
+
+
+def test_a_reward_that_is_no_number_is_a_failure(renderer):
+    with pytest.raises(ValueError, match=r"gave a reward of nan; it must be a finite number \(10 times in a row"):
+        collector, engine = Collector(reading(use=f"{__name__}:Greedy", turns=1), renderer), Scripted(renderer, ["yes"])
+        collector.collect(engine)
 
 
 def test_an_episode_without_a_turn_is_a_failure(renderer):

@@ -302,7 +302,7 @@ def test_both_judge_and_credit_alike(played, number):
     close(values[sampled], scores.values)
     close(ppo.forward(pair.reference, batch.tokens, sampled)[0][sampled], scores.reference)
     close(ppo.forward(pair.actor, batch.tokens, sampled)[0][sampled], pair.policy.logprobs(packed, MICRO_TOKENS))
-    close(batch.rewards[sampled], packed.rewards - KLConfig().reward * credit.kl)
+    close(batch.rewards[sampled].double(), packed.rewards - KLConfig().reward * credit.kl)
     assert torch.equal(batch.first[sampled], packed.turn_firsts)
     close(returns[sampled], credit.returns)
     close(ppo.whiten(advantages, sampled)[sampled], credit.advantages)

@@ -97,7 +97,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments, rest = parser.parse_known_args(argv)
     strange = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in arguments]
     if strange:
-        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+        key = next((f"; write {word.lstrip('-')}" for word in strange if "=" in word and "overrides" in arguments), "")
+        parser.error(f"unrecognized arguments: {' '.join(strange)}{key}")
     if rest:
         arguments.overrides += rest
     return arguments
@@ -112,9 +113,11 @@ def _parser() -> argparse.ArgumentParser:
 
     train = _command(commands, "train", "train an agent by a recipe", _TRAIN, _train)
     train.add_argument("recipe", metavar="RECIPE", help="a YAML file, a shipped recipe's name, or a run's folder")
-    train.add_argument("overrides", metavar="key=value", nargs="*", help="dotted keys, such as update.actor_lr=1e-5")
+    train.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="dotted keys, such as update.actor_lr=1e-5"
+    )
     train.add_argument("--resume", action="store_true", help="go on with a run from its newest checkpoint")
-    train.add_argument("--dry-run", action="store_true", help="check and print the resolved configuration, then stop")
+    train.add_argument("--dry-run", action="store_true", help="print every key, then stop; models are not opened")
 
     evaluate = _command(commands, "eval", "say how good a run or a model is", _EVAL, _evaluate)
     who = "a run's folder, a model's folder, a hub id, tiny, URL#MODEL of a server, random, or expert"
@@ -156,6 +159,12 @@ def _command(commands, name: str, summary: str, text: str, function) -> argparse
 def _train(arguments: argparse.Namespace) -> int:
     config = _config(arguments.recipe, arguments.overrides)
     if arguments.dry_run:
+        from turnwise.envs.checked import try_environment
+
+        for agent in (config.agent, *config.agents.values()):
+            agent.find("agent")
+        for task in config.tasks if config.agent.use == "gym" else ():
+            try_environment(config.environment, task)
         print(dump_config(config), end="")
         return 0
     from turnwise.train import train

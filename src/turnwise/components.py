@@ -10,7 +10,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 # Short names for what ships; anything else is named `module:attribute`.
 COMPONENTS = {
@@ -80,16 +81,17 @@ class Component(BaseModel):
 
     def make(self, kind: str, **given: Any) -> Any:
         """Build the part; `given` is what the framework adds."""
-        factory = self.find(kind)
+        factory = self._load(kind)
+        arguments = self._checked(kind, factory)
         try:
-            return factory(**self.arguments, **given)
+            return factory(**arguments, **given)
         except TypeError as error:
             raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
 
     def find(self, kind: str) -> Callable[..., Any]:
         """What makes the part; it has every argument that is given here."""
         factory = self._load(kind)
-        self._refuse_unknown(kind, factory)
+        self._checked(kind, factory)
         return factory
 
     def bind(self, kind: str) -> Callable[..., Any]:
@@ -101,8 +103,7 @@ class Component(BaseModel):
         if inspect.isclass(function):
             function = self.make(kind)
         else:
-            self._refuse_unknown(kind, function)
-            function = functools.partial(function, **self.arguments)
+            function = functools.partial(function, **self._checked(kind, function))
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         for name, one in inspect.signature(function).parameters.items():
             if one.default is one.empty and one.kind not in variadic and name not in _GIVEN[kind]:
@@ -118,18 +119,52 @@ class Component(BaseModel):
             raise ValueError(f"{kind}.use is {self.use!r}, which is no class")
         return factory
 
-    def _refuse_unknown(self, kind: str, factory: Callable[..., Any]) -> None:
-        allowed = set(inspect.signature(factory).parameters) - _GIVEN.get(kind, set())
+    def _checked(self, kind: str, factory: Callable[..., Any]) -> dict[str, Any]:
+        """The arguments, each of them one that the factory has, and of the type that it is declared as."""
+        allowed = {name: one for name, one in _parameters(factory).items() if name not in _GIVEN.get(kind, set())}
         for key in self.arguments:
             if key not in allowed:
                 raise ValueError(f"unknown key {kind}.{key}{nearest(key, allowed)}")
+        return {key: _typed(f"{kind}.{key}", value, allowed[key].annotation) for key, value in self.arguments.items()}
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory, eval_str=True).parameters
+    except (NameError, AttributeError):  # types that are there for type checkers alone
+        return inspect.signature(factory).parameters
+
+
+def _typed(key: str, value: Any, annotation: Any) -> Any:
+    """The value as its parameter is declared, such as 1 for a float; whatever pydantic cannot tell is left as it is."""
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        return value
+    try:
+        adapter = TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return value
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        inner = "".join(f".{part}" for part in first["loc"] if isinstance(part, (str, int)))
+        raise ValueError(fault(key + inner, first["input"], first["msg"])) from error
+
+
+def fault(key: str, value: Any, message: str) -> str:
+    """What pydantic says of a value, as a sentence of ours."""
+    message = message.removeprefix("Value error, ").replace("Input should be", "it must be")
+    message = message.replace("an instance of Sequence", "a list")
+    return f"{key} is {'null' if value is None else repr(value)}; {message[0].lower()}{message[1:]}"
 
 
 def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingProxyType({})) -> Any:
     """What `module:attribute` names."""
     module, colon, name = dotted.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise ValueError(f"{key} is {dotted!r}{nearest(dotted, known)}; write your own as module:Class")
+        meant = nearest(dotted, known)
+        own = " Or" if meant.endswith("?") else ";"
+        raise ValueError(f"{key} is {dotted!r}{meant}{own} write your own as module:Class")
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
@@ -143,9 +178,9 @@ def with_colon(dotted: str) -> str:
     return dotted if ":" in dotted else ":".join(dotted.rsplit(".", 1))
 
 
-def nearest(word: str, known: Any) -> str:
-    """What may have been meant, as the tail of a sentence."""
+def nearest(word: str, known: Any, path: str = "") -> str:
+    """What may have been meant, as the tail of a sentence; `path` stands before each of the known."""
     close = difflib.get_close_matches(word, list(known), n=1)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {path + close[0]!r}?"
     return f"; there are {', '.join(sorted(known))}" if known else ""

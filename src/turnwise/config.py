@@ -261,9 +261,10 @@ class Config(Group):
                 f"(rollout.n_env x rollout.e_len); make it {turns} or less"
             )
         if rollout.episodes is None and turns % self.update.minibatch:
+            size = next(size for size in range(self.update.minibatch, 0, -1) if turns % size == 0)
             raise ValueError(
                 f"update.minibatch={self.update.minibatch} does not divide the batch of {turns} turns "
-                "(rollout.n_env x rollout.e_len) evenly"
+                f"(rollout.n_env x rollout.e_len) evenly; make it {size}"
             )
         if len(self.deal) > rollout.n_env // rollout.group:
             groups = f" in groups of rollout.group={rollout.group}" if rollout.group > 1 else ""

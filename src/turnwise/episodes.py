@@ -102,7 +102,9 @@ def read_protocol(path: Path) -> Protocol:
     try:
         return _PROTOCOL.validate_json((path / "protocol.json").read_bytes())
     except (OSError, ValidationError) as error:
-        raise ValueError(f"{path} holds no evaluation; make one by turnwise eval ... --out {path}") from error
+        raise ValueError(
+            f"{path} holds no evaluation; give a folder that turnwise eval PLAYER ... --out FOLDER has made"
+        ) from error
 
 
 def read_episodes(path: Path) -> dict[Key, list[Record]]:

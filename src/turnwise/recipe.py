@@ -11,14 +11,20 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from turnwise.components import nearest
+from turnwise.components import fault, nearest
 from turnwise.config import Config, Group
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers: 1e-5 is one."""
+    """YAML 1.2: 1e-5 is a number, and no key stands twice in a group."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(problem=f"the key {twice} stands there twice")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -55,7 +61,7 @@ def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
     """Set each `dotted.key=value` in a tree of keys."""
     for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals:
+        if not key or not equals:
             raise ValueError(f"{text!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
         _assign(tree, key, _scalar(text, value))
 
@@ -82,7 +88,8 @@ def find_shipped(kind: Literal["recipe", "suite"], name: str | Path) -> Path:
     shipped = {file.stem: file for file in sorted((Path(__file__).parent / f"{kind}s").glob("*.yaml"))}
     if str(name) in shipped:
         return shipped[str(name)]
-    raise ValueError(f"{kind} {str(name)!r} is neither a file nor a shipped {kind}{nearest(str(name), shipped)}")
+    known = "neither a file, nor the folder of a run, nor a" if kind == "recipe" else "neither a file nor a"
+    raise ValueError(f"{kind} {str(name)!r} is {known} shipped {kind}{nearest(str(name), shipped)}")
 
 
 def dump_config(config: Config) -> str:
@@ -113,14 +120,14 @@ def _scalar(override: str, text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{override!r}: the value is not YAML") from error
+        raise ValueError(f"{override!r}: the value is not YAML; quote it for the shell") from error
 
 
 def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:
     for key, value in tree.items():
         field = model.model_fields.get(key)
         if field is None:
-            raise ValueError(f"unknown key {path}{key}{nearest(str(key), model.model_fields)}")
+            raise ValueError(f"unknown key {path}{key}{nearest(str(key), model.model_fields, path)}")
         kind = field.annotation
         if get_origin(kind) in (Union, types.UnionType):
             if value is None and type(None) in get_args(kind):
@@ -142,4 +149,4 @@ def _sentence(error: ValidationError) -> str:
         return f"{key} is missing"
     if first["type"] == "model_type":
         return f"{key} is {first['input']!r}; give a name, or a group of keys with `use`"
-    return f"{key} is {first['input']!r}; {message[0].lower()}{message[1:]}"
+    return fault(key, first["input"], message)

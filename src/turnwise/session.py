@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -84,6 +85,7 @@ class SlotSession:
         return answer.generation
 
     def record(self, turn: Turn) -> None:
+        self._refuse_strange(turn.reward)
         episode = self._slot.episode
         old = any(turn.generation is one for one in self._old)
         if not old:
@@ -96,6 +98,7 @@ class SlotSession:
     def reward(self, amount: float, turn: int | None = None) -> None:
         episode = self._slot.episode
         number = episode.turns - 1 if turn is None else turn
+        self._refuse_strange(amount)
         if not amount:
             return
         if not 0 <= number < episode.turns:
@@ -103,6 +106,10 @@ class SlotSession:
         if number not in self._old_turns:
             self._slot.reward(amount, number)
         episode.episode_return += amount
+
+    def _refuse_strange(self, reward: float) -> None:
+        if not math.isfinite(reward):
+            raise EpisodeFailure(f"the agent of {self.name} gave a reward of {reward}; it must be a finite number")
 
     def count(self, name: str, amount: float = 1.0) -> None:
         figures = self._slot.episode.figures

@@ -74,6 +74,8 @@ def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> N
     for field, x in vars(estimate).items():
         if x is not None and x.shape != (count,):
             raise ValueError(f"advantage: {name} answers with {field} of shape {list(x.shape)}; make it [{count}]")
+        if x is not None and not x.isfinite().all():
+            raise ValueError(f"advantage: {name} answers with {field} some of which are no finite numbers")
 
 
 class Optimizers:

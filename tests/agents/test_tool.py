@@ -233,7 +233,7 @@ def test_what_tools_count_is_told(renderer):
 
 @pytest.mark.parametrize("unit", ["token", "characters"])
 def test_an_unknown_unit_is_refused(renderer, unit):
-    with pytest.raises(ValueError, match=f"agent.tool_reply_unit is '{unit}'; there are chars and tokens"):
+    with pytest.raises(ValueError, match=f"agent.tool_reply_unit is '{unit}'; it must be 'chars' or 'tokens'"):
         play(renderer, ["#### 7"], agent={"tool_reply_unit": unit})
 
 

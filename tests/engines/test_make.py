@@ -111,9 +111,9 @@ def test_a_server_is_started_killed_and_started_again_with_the_newest_weights(ti
         ({"use": "vllm", "urls": ["http://127.0.0.1:1"], "start_s": 5}, r"engine\.start_s do nothing"),
         ({"use": "vllm", "launch": 2, "python": "/bin/false"}, r"ended with code 1; see .*vllm-0\.log"),
         ({"use": "vllm", "launch": 1, "python": "/no/python"}, r"ended with code .*vllm-0\.log"),
-        ({"use": "sglang"}, r"engine\.urls is \[\]; name each server once"),
+        ({"use": "sglang"}, r"engine\.urls is empty; give the address of a server"),
         ({"use": "sglang", "urls": ["here"]}, r"engine\.urls holds 'here'"),
-        ({"use": "vllm", "urls": 3}, r"engine: vllm cannot be made of {'urls': 3}"),
+        ({"use": "vllm", "urls": 3}, r"engine\.urls is 3; it must be a list"),
     ],
 )
 def test_a_mistake_is_one_sentence(tiny, tmp_path, engine, words):

@@ -256,7 +256,7 @@ def test_nothing_is_recorded_unless_asked_for(renderer):
     collector = Collector(play_config(rollout={"n_env": 2, "episodes": 2, "max_episode_turns": 2}), renderer)
     collector.collect(Scripted(renderer))
     assert collector.tally.traces == []
-    assert all(one["recording"] is None for one in collector.state())
+    assert all(one["episode"]["recording"] is None for one in collector.state())
 
 
 def test_siblings_are_traced_together(renderer):

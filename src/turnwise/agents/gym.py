@@ -129,6 +129,9 @@ class Gym:
         while True:
             try:
                 messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
+                if not isinstance(messages, list) or not messages:
+                    name = type(self.memory).__name__
+                    raise ValueError(f"memory: {name} answers with {messages!r:.80}; let it be a list of messages")
                 return fitting(messages), len(past) < len(whole)
             except _TooLong as problem:
                 tokens = problem.tokens

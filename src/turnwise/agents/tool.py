@@ -49,8 +49,6 @@ class ToolAgent:
         self._check: Mode = setting.config.rollout.token_check
         self._codec = setting.codec
         self._format = find_format(format)
-        if tool_reply_unit not in ("chars", "tokens"):
-            raise ValueError(f"agent.tool_reply_unit is {tool_reply_unit!r}; there are chars and tokens")
         shorten = Shorten(max_tool_reply, tool_reply_side)
         if tool_reply_unit == "tokens":
             shorten = replace(shorten, encode=setting.codec.encode, decode=setting.codec.text)

@@ -125,6 +125,8 @@ def sglang(
     """SGLang servers at `urls`. `weights` is a folder that all of them see, by default one in the run's folder."""
     from turnwise.engines.sglang import SGLangServer
 
+    if not urls:
+        raise ValueError("engine.urls is empty; give the address of a server, such as [http://127.0.0.1:30000]")
     servers = [SGLangServer(url, trained.stop_ids) for url in urls]
     return _client(servers, trained, weights, timeout_s, max_failures, wait_s)
 

@@ -7,8 +7,10 @@ in the configuration is a ValueError. Knows nothing of threads, processes and ti
 import contextlib
 import importlib
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -54,7 +56,10 @@ def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any,
     try:
         environment = factory(**kwargs)
     except TypeError as error:
-        raise ValueError(f"environment.id={config.id} does not take the arguments {kwargs}: {error}") from error
+        raise ValueError(
+            f"environment.id={config.id} does not take the arguments {kwargs}: {error}; they are those of "
+            f"environment.kwargs and environment.tasks.{task}"
+        ) from error
     if not _shows_text(getattr(environment, "observation_space", None)):
         raise ValueError(
             f"environment.id is {config.id!r}, which shows images or numbers alone; "
@@ -95,6 +100,9 @@ class CheckedEnvironment:
             if isinstance(offered, str):
                 raise ValueError(f"the actions of {config.id} are {offered!r}; they must be a list of texts")
             textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
+            once = textual and isinstance(offered, (list, tuple)) and len({*offered}) == len(offered)
+            if isinstance(offered, (list, tuple)) and not once and not config.actions:
+                raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be texts, each one once")
             self.actions: list[str] = list(offered if textual else ()) or config.actions
             self.default_action: str = self._attribute("default_action", config.default_action)
         for key, own in (("actions", self.actions), ("default_action", self.default_action)):
@@ -122,24 +130,28 @@ class CheckedEnvironment:
 
     def reset(self, seed: int) -> Observation:
         with _blamed():
-            observation, info = _tuple(self.environment.reset(seed=seed), 2)
+            observation, info = _tuple("reset", self.environment.reset(seed=seed), "observation, info")
             return self._observe(observation, info)
 
     def step(self, action: str) -> Feedback:
         with _blamed():
             played = action if self._first is None else self._first + self.actions.index(action)
-            observation, reward, terminated, truncated, info = _tuple(self.environment.step(played), 5)
+            answer = self.environment.step(played)
+            parts = "observation, reward, terminated, truncated, info"
+            observation, reward, terminated, truncated, info = _tuple("step", answer, parts)
             if not isinstance(info, Mapping):
                 raise EnvironmentFailure(f"its info is {info!r:.80}")
             reward = _number("reward", reward)
-            terminated, truncated = bool(terminated), bool(truncated)
-            success = None if info.get("success") is None else bool(info["success"])
+            terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
+            success = None if info.get("success") is None else _flag("info['success']", info["success"])
             progression = info.get("progression", success)
             if progression is not None:
                 progression = _number("info['progression']", progression)
                 if not 0 <= progression <= 1:
                     raise EnvironmentFailure(f"its info['progression'] is {progression}, not between 0 and 1")
-            told = dict(info.get("figures", {}))
+            told = info.get("figures", {})
+            if not isinstance(told, Mapping):
+                raise EnvironmentFailure(f"its info['figures'] is {told!r:.80}, not a dict of numbers by name")
             figures = {str(name): _number(f"info['figures'][{name!r}]", value) for name, value in told.items()}
             shown = self._observe(observation, info)
         if self.config.reward == "binary":
@@ -204,17 +216,31 @@ def _blamed(*mistakes: type[Exception]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         # A generator, as this one is, cannot pass on what a StopIteration has caused.
         cause = None if isinstance(error, StopIteration) else error
-        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}") from cause
+        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}{_place(error)}") from cause
 
 
-def _tuple(answer: Any, length: int) -> tuple[Any, ...]:
-    if not isinstance(answer, tuple) or len(answer) != length:
-        raise EnvironmentFailure(f"it answered {answer!r:.80} instead of {length} values")
+def _place(error: BaseException) -> str:
+    """Where it was raised, for whoever wrote the environment."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(last.filename).name}, line {last.lineno})"
+
+
+def _tuple(call: str, answer: Any, parts: str) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple) or len(answer) != 1 + parts.count(","):
+        raise EnvironmentFailure(f"its {call} returned {answer!r:.80} instead of ({parts})")
     return answer
 
 
 def _number(name: str, value: Any) -> float:
     with contextlib.suppress(TypeError, ValueError):
-        if math.isfinite(number := float(value)):
+        if not isinstance(value, (str, bytes)) and math.isfinite(number := float(value)):
             return number
-    raise EnvironmentFailure(f"its {name} is {value!r:.80}")
+    raise EnvironmentFailure(f"its {name} is {value!r:.80}, which is no finite number")
+
+
+def _flag(name: str, value: Any) -> bool:
+    """Yes or no, as numpy too may say it; "no" is neither."""
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(value, (str, bytes)) and value in (False, True):
+            return bool(value)
+    raise EnvironmentFailure(f"its {name} is {value!r:.80}, which is neither True nor False")

@@ -30,8 +30,9 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
         )
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model.path is {config.path!r}, which cannot be opened; give {', '.join(EMBEDDED)}, the id of a "
-            "model on the Hugging Face hub, or a folder with config.json, model.safetensors and tokenizer.json"
+            f"model.path is {config.path!r}, which cannot be opened ({str(error).splitlines()[0]:.200}); give "
+            f"{', '.join(EMBEDDED)}, the id of a model on the Hugging Face hub, or a folder with config.json, "
+            "model.safetensors and tokenizer.json"
         ) from error
     torch.nn.Module.to(model, pick_device(config.device))
     return model.eval(), tokenizer
