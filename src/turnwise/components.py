@@ -153,8 +153,8 @@ def _typed(key: str, value: Any, annotation: Any) -> Any:
 
 def fault(key: str, value: Any, message: str) -> str:
     """What pydantic says of a value, as a sentence of ours."""
-    message = message.removeprefix("Value error, ").replace("Input should be", "it must be")
-    message = message.replace("an instance of Sequence", "a list")
+    message = message.removeprefix("Value error, ").partition(", unable to parse")[0]
+    message = message.replace("Input should be", "it must be").replace("an instance of Sequence", "a list")
     return f"{key} is {'null' if value is None else repr(value)}; {message[0].lower()}{message[1:]}"
 
 
