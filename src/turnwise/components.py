@@ -147,7 +147,7 @@ def _typed(key: str, value: Any, annotation: Any) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        inner = "".join(f".{part}" for part in first["loc"] if isinstance(part, (str, int)))
+        inner = "".join(f".{part}" for part in first["loc"])
         raise ValueError(fault(key + inner, first["input"], first["msg"])) from error
 
 

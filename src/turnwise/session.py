@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Note, Resumable
+from turnwise.rewards.reward import finite
 from turnwise.tally import Tally
 from turnwise.traces import no_span
 from turnwise.types import Generation, Sample, Turn
@@ -108,7 +108,7 @@ class SlotSession:
         episode.episode_return += amount
 
     def _refuse_strange(self, reward: float) -> None:
-        if not math.isfinite(reward):
+        if finite(reward) is None:
             raise EpisodeFailure(f"the agent of {self.name} gave a reward of {reward}; it must be a finite number")
 
     def count(self, name: str, amount: float = 1.0) -> None:

@@ -224,6 +224,10 @@ def update(
     taught = credit.returns is not None  # the critic, if there is one
     together = ["actor", "critic"] if taught and not policy.separate else ["actor"]
     drift = 0.0  # largest gap between the engine's log-prob and the trainer's of the same weights
+
+    def lines(rows: Tensor) -> list[Micro]:
+        return list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
+
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
             tokens = int(batch.sampled_per_row[rows].sum())
@@ -241,14 +245,14 @@ def update(
                 gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
                 return total / tokens, (told, float(gap.max()))
 
-            micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
+            moving = rows if "critic" in together else objective.moving(rows)
+            micros = lines(rows if taught else moving)
             if taught and policy.separate:
                 for told in policy.backward("critic", judge, micros):
                     means.add_all(told)
                 means.add(optimizers.step("critic"))
-            moving = rows if "critic" in together else objective.moving(rows)
-            if len(moving) < len(rows):
-                micros = list(batch.micros(moving, config.micro_tokens, finals=False, lanes=policy.lanes.count))
+                if len(moving) < len(rows):
+                    micros = lines(moving)
             for told, gap in policy.backward("actor", act, micros):
                 means.add_all(told)
                 if epoch == 0 and number == 0:

@@ -100,8 +100,8 @@ class CheckedEnvironment:
             if isinstance(offered, str):
                 raise ValueError(f"the actions of {config.id} are {offered!r}; they must be a list of texts")
             textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
-            once = textual and isinstance(offered, (list, tuple)) and len({*offered}) == len(offered)
-            if isinstance(offered, (list, tuple)) and not once and not config.actions:
+            distinct = textual and isinstance(offered, (list, tuple)) and len({*offered}) == len(offered)
+            if isinstance(offered, (list, tuple)) and not distinct and not config.actions:
                 raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be texts, each one once")
             self.actions: list[str] = list(offered if textual else ()) or config.actions
             self.default_action: str = self._attribute("default_action", config.default_action)
