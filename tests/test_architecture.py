@@ -35,7 +35,7 @@ ORDER = [
         "collector",
     ),
     *("sending", "batch", "lanes", "family", "gpu", "kernels", "flash", "attention", "fused", "trunk"),
-    *("lora", "policy", "loss", "advantages", "update"),
+    *("lora", "policy", "loss", "advantages", "update", "rehearsal"),
     *("models", "engines", "checkpoint", "intervals", "metrics", "progress", "run"),
     *("allocator", "terminal", "panel", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),

@@ -23,6 +23,7 @@ from turnwise.models import arithmetic, identity, open_model, refuse_other
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
 from turnwise.protocols import Advantage, Engine, Tracker
+from turnwise.rehearsal import rehearse
 from turnwise.render import Renderer
 from turnwise.run import Run
 from turnwise.seeds import derive
@@ -66,6 +67,7 @@ class Training:
             self.policy.checkpoint_activations()
         self.optimizers = Optimizers(self.policy, config.update)
         self.advantage: Advantage = config.advantage.make("advantage")
+        rehearse(self.advantage, config.update)
         self.collector = Collector(config, renderer)
         self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.recent = Recent(config.tasks)

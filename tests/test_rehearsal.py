@@ -1,0 +1,46 @@
+"""What an estimator would do wrong with every batch is told before a run begins."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from turnwise.batch import Estimate, Streams
+from turnwise.components import COMPONENTS, Component
+from turnwise.config import UpdateConfig
+from turnwise.recipe import load_config
+from turnwise.rehearsal import rehearse
+from turnwise.train import train
+
+
+@pytest.mark.parametrize("name", COMPONENTS["advantage"])
+def test_all_that_ship_pass(name):
+    rehearse(Component(use=name).make("advantage"), UpdateConfig())
+
+
+class Turns:
+    """Credit for each turn, where each token should have one."""
+
+    critic = groups = whiten = False
+
+    def __call__(self, streams: Streams) -> Estimate:
+        return Estimate(torch.zeros(int(streams.step_ends.sum())))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            ["advantage.use=test_rehearsal:Turns", "model.critic=none", "rollout.episodes=1", "rollout.e_len=8"],
+            r"advantage: Turns answers with advantages of shape \[4\]; make it \[8\]",
+        ),
+        (["advantage.use=turn_gae", "update.first_token_weight=2"], "update.first_token_weight=2.0 does nothing"),
+    ],
+)
+def test_a_run_does_not_begin_with_one_that_does_not(keys, words, tmp_path: Path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rollout: {n_env: 16}\n")
+    config = load_config(recipe, [f"run={tmp_path / 'run'}", *keys])
+    with pytest.raises(ValueError, match=words):
+        train(config)
+    assert not (tmp_path / "run").exists()
