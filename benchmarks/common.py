@@ -4,6 +4,7 @@ import json
 import platform
 import time
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,17 @@ def product_rate(
 
 def record(name: str, figures: dict[str, Any]) -> None:
     """Print the figures and keep them."""
-    machine = {
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-    if torch.cuda.is_available():
-        machine["gpu"] = torch.cuda.get_device_name()
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({**figures, **machine}, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps({**figures, **machine()}, indent=1) + "\n")
     for key, value in figures.items():
         print(f"{name}: {key} = {value:.4g}" if isinstance(value, float) else f"{name}: {key} = {value}")
+
+
+def machine() -> dict[str, Any]:
+    """On what figures were measured."""
+    found = {
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+        **{package: version(package) for package in ("torch", "transformers")},
+    }
+    return found | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})

@@ -2,18 +2,15 @@
 
 import argparse
 import json
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from benchmarks.common import RESULTS
+from benchmarks.common import RESULTS, machine
 from benchmarks.peers import CACHE, Contestant
 
 
@@ -34,15 +31,10 @@ def parse(
 
 def keep(name: str, figures: Mapping[str, Any], small: bool) -> None:
     """Write the figures for the record; those of a try go where nobody takes them for one."""
-    machine = {
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        **{package: version(package) for package in ("torch", "transformers")},
-    }
     folder = CACHE / "small" if small else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({**figures, **machine}, indent=1) + "\n")
+    path.write_text(json.dumps({**figures, **machine()}, indent=1) + "\n")
     print(f"wrote {path if small else Path(*path.parts[-3:])}")
 
 

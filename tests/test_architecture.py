@@ -140,7 +140,7 @@ def test_records_environments_and_memories_run_without_torch():
         *((name, {"types", "protocols", "memory.chat"}) for name in FILES if name.startswith("memory.")),
         *((name, {"components", "surrogates", *siblings("toolcalls")}) for name in sorted(siblings("toolcalls"))),
         *(
-            (name, {"components", "calling", "failures", "surrogates", "toolcalls", *siblings("tools")})
+            (name, {"components", "recipe", "calling", "failures", "surrogates", "toolcalls", *siblings("tools")})
             for name in plain_tools()
         ),
         ("tools.gsm8k", {"rewards.gsm8k", "tools.base", "tools.records"}),

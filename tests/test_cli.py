@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import pytest
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import turnwise
@@ -45,6 +46,13 @@ class Counting(gymnasium.Env[Any, Any]):
             raise RuntimeError("the game is broken")
         self.turn += 1
         return f"turn {self.turn}", 0.0, self.turn == 3, False, {"success": self.turn == 3}
+
+
+class Idle:
+    """Plays nothing."""
+
+    def __init__(self, setting: Any):
+        pass
 
 
 @pytest.fixture
@@ -378,6 +386,8 @@ MISTAKES = {
     "an unknown argument of an environment": (["environment.kwargs.size=3"], ["environment", "size"]),
     "a run where no folder can be": (["run=/proc/version/run"], ["run is", "/proc/version/run"]),
     "an unknown memory": (["memory.use=windw"], ["memory.use", "windw", "window"]),
+    "an agent without an episode": (["agent.use=test_cli:Idle"], ["agent.use", "has no method run(session)"]),
+    "a text in the place of a list": (["model.lora.targets=q_proj"], ["it must be a list, such as [q_proj]"]),
     "a device that is not there": (["model.device=cuda:7"], ["model.device", "cuda:7"]),
     "a device that holds no numbers": (["model.device=meta"], ["model.device", "meta", "use auto, cpu, or cuda"]),
     "a prompt that cannot fit": (["rollout.max_prompt_tokens=3"], ["rollout.max_prompt_tokens", "3"]),
@@ -429,6 +439,28 @@ def test_a_run_of_another_configuration_is_not_resumed(recipe: Path, capsys: Any
     assert "update.epochs" in error and "run=" in error
 
 
+def test_a_run_goes_on_where_its_folder_is_by_now(recipe: Path, tmp_path: Path, capsys: Any) -> None:
+    run("train", recipe)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert run("train", tmp_path / "moved", "--resume") == 0
+    assert f"turnwise eval {tmp_path / 'moved'}" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_folder_of_a_run_is_no_model_but_has_one(recipe: Path, tmp_path: Path, capsys: Any) -> None:
+    run("train", recipe)
+    error = refused(capsys, "train", recipe, f"run={tmp_path / 'next'}", f"model.path={tmp_path / 'run'}")
+    assert f"the folder of a run; did you mean '{tmp_path / 'run' / 'model'}'?" in error
+
+
+def test_a_full_disk_is_one_sentence(recipe: Path, monkeypatch: Any, capsys: Any) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("turnwise.checkpoint.save_file", full)
+    assert "cannot be written: No space left on device" in refused(capsys, "train", recipe)
+
+
 def test_a_run_is_not_overwritten(recipe: Path, capsys: Any) -> None:
     run("train", recipe)
     capsys.readouterr()
@@ -466,9 +498,11 @@ def wait_for_lines(metrics: Path, count: int) -> None:
     raise AssertionError(f"{metrics} never had {count} lines")
 
 
-def test_ctrl_c_saves_and_says_how_to_resume(recipe: Path) -> None:
+def test_one_process_trains_in_a_folder_and_ctrl_c_saves_and_says_how_to_resume(recipe: Path, capsys: Any) -> None:
     process = start(out := recipe.parent / "out", "train", recipe, "steps=100000")
     wait_for_lines(recipe.parent / "run" / "metrics.jsonl", 6)
+    twice = refused(capsys, "train", recipe, "steps=100000", "--resume")
+    assert f"another process is training in {recipe.parent / 'run'}; wait for it" in twice
     assert process.pid
     os.kill(process.pid, signal.SIGINT)
     process.join(60)

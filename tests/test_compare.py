@@ -110,6 +110,22 @@ def test_what_tells_no_progression_cannot_be_compared(tmp_path):
         compare(folder, folder)
 
 
+def test_where_only_wins_are_told_the_other_levels_were_lost(tmp_path):
+    """As an evaluation judges them; here the other folder has no win to tell of."""
+
+    def told(name: str, wins: list[bool]) -> Path:
+        folder = keep(tmp_path / name, {"x": [float(won) for won in wins]}, name)
+        file, lines = folder / "episodes.jsonl", []
+        for one in map(json.loads, (folder / "episodes.jsonl").read_text().splitlines()):
+            won = one["player"] == name and one["progression"] == 1
+            lines.append({**one, "success": won or None, "progression": 1.0 if won else None})
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    whole = compare(told("a", [True, True, False, True]), told("b", [False] * 4))[-1]
+    assert (whole.gap.mean, whole.wins, whole.ties) == (0.75, 3, 1)
+
+
 def test_a_folder_without_an_evaluation_is_named(tmp_path):
     with pytest.raises(ValueError, match="holds no evaluation"):
         compare(tmp_path, tmp_path)
@@ -140,3 +156,17 @@ def test_samples_of_other_data_are_other_levels_and_another_evaluation(tmp_path)
         compare(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ValueError, match=r"data\.generate\.seed was 0, now is 1"):
         asked("a", 1)
+
+
+@pytest.mark.parametrize(("test", "same"), [("test.jsonl", True), (None, False)])
+def test_what_is_trained_on_makes_no_other_levels_unless_they_are_held_out_of_it(tmp_path, test, same):
+    for name, train in (("a", {"train": "some.jsonl", "max_samples": 1}), ("b", {"train": "more.jsonl"})):
+        data = {**train, **({"test": test} if test else {})}
+        suite = {"x": parse_config({"data": data, "agent": {"use": "single_turn"}, "evaluation": {"episodes": 1}})}
+        folder = Folder(tmp_path / name, protocol_of("mine", "", suite))
+        folder.add(("mine", "x"), Record("data", 0, 7, True, 1.0, 1.0, 1, 1, {}, 0))
+    if same:
+        assert compare(tmp_path / "a", tmp_path / "b")[-1].ties == 1
+    else:
+        with pytest.raises(ValueError, match=r"same levels: x\.data\.train"):
+            compare(tmp_path / "a", tmp_path / "b")

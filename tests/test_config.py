@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,8 @@ def load(tmp_path):
     def load(text: str, *overrides: str) -> Config:
         path = tmp_path / "maze.yaml"
         path.write_text(text)
-        return load_config(path, overrides)
+        played = () if "environment" in text else ("environment.workers=thread",)  # as is the default: BabyAI's
+        return load_config(path, (*played, *overrides))
 
     return load
 
@@ -87,8 +89,37 @@ def test_an_override_may_hold_an_equals_sign(load):
     assert load(RECIPE, "environment.instructions=a=b").environment.instructions == "a=b"
 
 
-def test_an_empty_recipe_is_the_defaults(load):
+def test_a_recipe_that_says_what_is_played_has_the_defaults(load):
     assert load("") == Config(run="runs/maze")
+
+
+def test_a_recipe_says_what_is_played(tmp_path):
+    (tmp_path / "empty.yaml").write_text("steps: 3")
+    with pytest.raises(ValueError, match=r"does not say what is to be played; give it environment\.id, or data\.train"):
+        load_config(tmp_path / "empty.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "memory"),
+    [
+        ("memory: {use: window, turns: 3}", ["memory.use=full"], {"use": "full"}),
+        ("memory: {turns: 3}", ["memory.question=Well?", "memory.use=note"], {"use": "note", "question": "Well?"}),
+        ("memory: {turns: 3}", ["memory.use=window"], {"use": "window", "turns": 3}),
+        ("memory: note", ["memory.use=window"], {"use": "window"}),
+    ],
+)
+def test_another_part_leaves_nothing_of_the_one_before(load, text, overrides, memory):
+    assert load(text, *overrides).memory.model_dump() == memory
+
+
+def test_a_scorer_keeps_the_time_that_any_has(load):
+    text = "agent: {use: single_turn}\ndata: {train: a.csv}\nreward: {use: gsm8k, method: flexible, timeout_s: 5}"
+    reward = load(text, "reward.use=exact_match").reward
+    assert reward and reward.model_dump() == {"use": "exact_match", "timeout_s": 5.0}
+
+
+def test_a_run_below_home_is_not_below_a_folder_of_that_letter(load):
+    assert load("run: ~/mazes").run == str(Path.home() / "mazes")
 
 
 def test_defaults_are_those_of_the_report():
@@ -224,7 +255,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         # wrong kinds of values
         ("update: {epochs: two}", ["update.epochs", "'two'", "integer"]),
         ("update: 3", ["update is 3", "epochs"]),
-        ("update:", ["update is None", "epochs"]),
+        ("update:", ["update is null", "epochs"]),
         ("seed: {a: 1}", ["seed is {'a': 1}", "integer"]),
         ("run: 5", ["run is 5", "string"]),
         ("steps: .nan", ["steps is nan"]),

@@ -326,6 +326,25 @@ class Sage(Counter):
         return "win"
 
 
+class Advised(Counter):
+    """Its expert says what no one can play."""
+
+    def __init__(self, advice: Any):
+        super().__init__()
+        self.advice = advice
+
+    def expert(self) -> Any:
+        return self.advice
+
+
+@pytest.mark.parametrize("advice", [None, 1, "fly"])
+def test_an_expert_that_answers_nonsense_is_one_sentence(advice):
+    kwargs = {"kwargs": {"advice": advice}, "max_failures": 2}
+    config = play_config(f"{__name__}:Advised", environment=kwargs, evaluation={"episodes": 1})
+    with pytest.raises(ValueError, match=f"its expert would play {advice!r}, which is no legal action"):
+        results(config, expert_player(config))
+
+
 def test_an_environment_without_an_expert_has_none():
     assert expert_player(play_config()) is None
 

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ PARSER = ThinkAct(ACTIONS, "wait")
         # the last marker wins
         "ACTION: turn right\nACTION: turn left",
         "ACTION: turn right. No: action: turn left",
+        "ACTION:**ACTION:** turn left",
         # the first non-empty line after it
         "ACTION:\nturn left",
         "ACTION:\n\n  \t\n   turn left   \n",
@@ -55,9 +58,12 @@ def test_a_legal_action_is_read_however_it_is_dressed(text):
     assert (action.text, action.status) == ("turn left", "valid")
 
 
-@pytest.mark.parametrize("text", ["**ACTION**: turn left", "*Action* : turn left", "`ACTION`: turn left"])
-def test_the_marker_itself_may_be_marked_up(text):
-    assert PARSER.parse(text).status == "valid"
+@pytest.mark.parametrize(
+    "marker", ["**ACTION**:", "*Action* :", "`ACTION`:", "__ACTION__:", "_Action:_", "_**ACTION:**_"]
+)
+def test_the_marker_itself_may_be_marked_up(marker):
+    action = PARSER.parse(f"THINK: a wall\n{marker} turn left")
+    assert (action.status, action.thought) == ("valid", "a wall")
 
 
 def test_markup_around_markers_belongs_to_neither_thought_nor_action():
@@ -89,6 +95,7 @@ def test_a_near_miss_is_left_to_the_environment(said):
         ("turn left", ""),  # no marker
         ("THINK: turn left", ""),
         ("my reaction: turn left", ""),  # not the marker
+        ("my_action: turn left", ""),
         ("the action is turn left", ""),
         ("ACTION:", ""),
         ("ACTION: \n \n", ""),
@@ -104,6 +111,25 @@ def test_actions_are_matched_as_loosely_as_they_are_listed():
     parser = ThinkAct(["Move_North", "[stay]"], "[stay]")
     assert parser.parse("ACTION: move north").text == "Move_North"
     assert parser.parse("ACTION: STAY.").status == "valid"
+
+
+@pytest.mark.parametrize("run", ["*", "_", "`_", " *", "action ", "action *"])
+def test_a_reply_that_runs_on_and_on_is_read_at_once(run):
+    began = time.perf_counter()
+    assert PARSER.parse(run * 50_000).status == "invalid"
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (["<", "up"], "the action '<' is nothing to the answer format"),  # else a reply without any action would be it
+        (["look", "Look!"], "the action 'Look!' reads like 'look' to the answer format"),
+    ],
+)
+def test_actions_that_cannot_be_told_apart_are_refused(actions, message):
+    with pytest.raises(ValueError, match=message):
+        ThinkAct(actions, "up")
 
 
 @pytest.mark.parametrize(

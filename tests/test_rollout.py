@@ -7,10 +7,10 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -24,6 +24,7 @@ from turnwise.collector import Collector
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.failures import EpisodeFailure
+from turnwise.memory.window import Window
 from turnwise.render import Renderer
 from turnwise.types import Action, Ending, Generation, Message, Observation, Segment, Turn
 
@@ -851,6 +852,49 @@ def test_prompts_are_shortened_no_further_than_needed(renderer):
         Collector(long_config(50, max_prompt_tokens=limit, e_len=5), renderer).collect(again)
         assert again.prompts[:4] == engine.prompts[:4]
         assert shown_steps(again.prompts[4]) == shown
+
+
+class Hurried(Counter):
+    """Now and then asks at length."""
+
+    def _observe(self) -> Any:
+        return super()._observe() | {"cue": "Now! " * (self.steps * 7 % 31)}
+
+
+@dataclass(frozen=True)
+class Tried(Window):
+    """Notes how many turns it was given whenever it was asked for a prompt."""
+
+    tries: ClassVar[list[int]] = []
+
+    async def prompt(self, past: Sequence[Turn], index: int, observation: Observation, ask: Any) -> list[Message]:
+        self.tries.append(len(past))
+        return await super().prompt(past, index, observation, ask)
+
+
+def test_what_a_long_episode_leaves_out_is_known_from_turn_to_turn(renderer):
+    """As little as can be, by few tries each time and not by as many as there have been turns."""
+    limit, turns = 700, 60
+    config = play_config(
+        f"{__name__}:Hurried",
+        memory={"use": f"{__name__}:Tried", "turns": turns},
+        rollout={"n_env": 1, "e_len": turns, "max_prompt_tokens": limit},
+    )
+    (segment,) = Collector(config, renderer).collect(Scripted(renderer))
+    tries, memory = list(Tried.tries), Window(turns)
+
+    def prompt(first: int, number: int) -> tuple[int, ...]:
+        past, now = segment.turns[first:number], segment.turns[number].observation
+        return renderer.prompt(asyncio.run(memory.prompt(past, number, now, never_asked)))
+
+    fewest = [next(n for n in range(k + 1) if len(prompt(n, k)) <= limit) for k in range(turns)]
+    assert [turn.prompt_ids for turn in segment.turns] == [prompt(n, k) for k, n in enumerate(fewest)]
+    assert any(later < sooner for sooner, later in itertools.pairwise(fewest)) and fewest[-1] > turns / 2
+    assert len(tries) < 4 * turns and max(tries) < turns / 2
+
+
+async def never_asked(messages: list[Message]) -> str:
+    raise AssertionError("a window asks nothing")
 
 
 @pytest.mark.parametrize("memory", [{"use": "window", "turns": 4}, {"use": "note"}], ids=lambda memory: memory["use"])

@@ -140,6 +140,18 @@ def test_a_folder_in_which_nothing_was_played_is_free(tmp_path):
         Folder(tmp_path / "file", protocol_of("moody", "", ladders(2)))
 
 
+def test_a_level_that_stands_there_twice_is_named(tmp_path):
+    """It would count twice, and intervals would be too narrow."""
+    play(ladders(), tmp_path)
+    file = tmp_path / "episodes.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines, lines[3]]))
+    with pytest.raises(
+        ValueError, match=rf"line {len(lines) + 1} of .*episodes\.jsonl has a level that an earlier line"
+    ):
+        play(ladders(), tmp_path)
+
+
 def test_a_damaged_line_is_named(tmp_path):
     play(ladders(2), tmp_path)
     file = tmp_path / "episodes.jsonl"

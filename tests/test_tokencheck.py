@@ -137,6 +137,12 @@ def test_a_long_difference_is_quoted_in_part():
     assert found.characters > 1500 and len(found.message) < 300
 
 
+def test_a_conversation_that_the_template_refuses_with_its_reply_differs():
+    begun: Message = {"role": "assistant", "content": "Well"}
+    found = check("gemma3", [user("a"), begun, SPEAKERS["gemma3"].say("b")])
+    assert found.differs and "must take turns" in found.message
+
+
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="the mode of the token check is 'loose'; choose strict"):
         check("qwen3", [user("a")], "loose")

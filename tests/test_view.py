@@ -182,10 +182,10 @@ def test_failures_stay_in_sight(width: int) -> None:
     failed = {**FULL, "episodes/failed": 1, "episodes/dropped_turns": 9}
     watched.step(12, failed, failure="timeout in [slot 3]")
     screen = watched.step(13)
-    assert row(screen, "1 env") == "1 environment failure, 9 turns dropped; the last: timeout in [slot 3]"
-    assert re.search(r"\x1b\[31m1 environment", screen)
+    assert row(screen, "1 epi") == "1 episode failed, 9 turns dropped; the last: timeout in [slot 3]"
+    assert re.search(r"\x1b\[31m1 episode", screen)
     screen = watched.step(14, failed, failure="crash " * 100)
-    assert row(screen, "2 env").startswith("2 environment failures, 18 turns dropped; the last: crash")
+    assert row(screen, "2 epi").startswith("2 episodes failed, 18 turns dropped; the last: crash")
 
 
 @pytest.mark.parametrize(("invalid", "colour"), [(0.04, ""), (0.06, "33"), (0.31, "1;31")])
@@ -274,7 +274,7 @@ def test_plain_lines_tell_failures() -> None:
         watched.view.step(6, FULL, [], "")
     first, _, trouble, last = watched.lines()
     assert first == "runs/demo  model some/model  60 steps, resumed at step 4"
-    assert trouble.startswith(r"2 environment failures, 1 turn dropped: crash in [slot 3]\nxxx")
+    assert trouble.startswith(r"2 episodes failed, 1 turn dropped: crash in [slot 3]\nxxx")
     assert len(trouble) == LINE
     assert last.startswith("step  6/60")
 

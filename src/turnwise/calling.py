@@ -16,7 +16,7 @@ class Exited(Exception):
     """A call wanted to end our process."""
 
 
-async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Await a coroutine function; run any other in a thread. One that wants to end our process only fails."""
     try:
         if inspect.iscoroutinefunction(function):

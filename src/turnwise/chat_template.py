@@ -69,7 +69,7 @@ class ChatTemplate:
             text = self._tokenizer.apply_chat_template(
                 plain, tools=[dict(one) for one in tools] or None, tokenize=False, add_generation_prompt=reply
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:  # a model may nest arguments without end
             name = self._tokenizer.name_or_path
             raise ValueError(f"model: the chat template of {name!r} refuses the conversation: {error}") from error
         assert isinstance(text, str)

@@ -27,9 +27,11 @@ def save(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], s
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     for stem, group in tensors.items():
-        save_file(
-            {key: tensor.detach().contiguous().cpu() for key, tensor in group.items()}, draft / f"{stem}.safetensors"
-        )
+        held = {key: tensor.detach().contiguous().cpu() for key, tensor in group.items()}
+        try:
+            save_file(held, draft / f"{stem}.safetensors")
+        except SafetensorError as error:
+            raise OSError(f"the checkpoint {target} cannot be written: {error}") from error
     (draft / _STATE).write_text(json.dumps(state))
     digests = {file.name: _digest(file) for file in sorted(draft.iterdir())}
     (draft / _MANIFEST).write_text(json.dumps(digests, indent=1))

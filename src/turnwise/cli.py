@@ -329,6 +329,8 @@ def _make_model(arguments: argparse.Namespace) -> int:
 
 
 def _config(recipe: str, overrides: Sequence[str]) -> Config:
-    """A run's folder stands for the configuration that it was started with."""
+    """A run's folder stands for the configuration that it was started with, wherever it is by now."""
     saved = Path(recipe) / "config.yaml"
-    return load_config(saved if saved.is_file() else recipe, overrides)
+    if saved.is_file():
+        return load_config(saved, [f"run={json.dumps(recipe)}", *overrides])
+    return load_config(recipe, overrides)

@@ -1,6 +1,6 @@
 """Two players on the very same levels: what lies between them, and how sure that is."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from rich.text import Text
 from turnwise.episodes import Protocol, read_episodes, read_protocol
 from turnwise.intervals import Estimate, bootstrap, mean_of, rate_difference
 from turnwise.recipe import differences
-from turnwise.results import OVERALL
+from turnwise.results import OVERALL, Told, judged, tasks_told
 
 Level = tuple[str, str, int]  # environment, task, seed
 Pair = tuple[float, float]  # the progressions of A and B on one level
@@ -31,7 +31,8 @@ class Difference:
 
 def compare(a: Path, b: Path) -> list[Difference]:
     """Folder by folder, the players that they were made for. Other levels, or some missing, are a ValueError."""
-    ours, theirs = _progressions(a), _progressions(b)
+    told = tasks_told(read_episodes(a)) | tasks_told(read_episodes(b))
+    ours, theirs = _progressions(a, told), _progressions(b, told)
     _same_environments(a, b)
     alone = ours.keys() ^ theirs.keys()
     if alone:
@@ -51,13 +52,14 @@ def compare(a: Path, b: Path) -> list[Difference]:
     return [*found, _overall(wholes)] if len(wholes) > 1 else found
 
 
-def _progressions(folder: Path) -> dict[Level, float]:
+def _progressions(folder: Path, told: Set[Told]) -> dict[Level, float]:
     player, found = read_protocol(folder).player, {}
     for (who, environment), records in read_episodes(folder).items():
         for record in records if who == player else ():
-            if record.progression is None:
+            progression = judged(environment, record, told).progression
+            if progression is None:
                 raise ValueError(f"{environment} in {folder} tells no progression, so there is nothing to compare")
-            found[environment, record.task, record.seed] = record.progression
+            found[environment, record.task, record.seed] = progression
     if not found:
         raise ValueError(f"{folder} holds no episode of {player} yet")
     return found
@@ -75,7 +77,10 @@ def _same_environments(a: Path, b: Path) -> None:
 
 def _levels(keys: dict[str, Any]) -> dict[str, Any]:
     """Of the keys of an environment, those that its levels depend on."""
-    return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": keys.get("data")}
+    data = keys.get("data") or {}
+    idle = {"max_samples", *(("train",) if data.get("held_out") is None else ())}  # they say what is trained on alone
+    data = {key: value for key, value in data.items() if key not in idle}
+    return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": data}
 
 
 def _difference(environment: str, task: str, pairs: Sequence[Pair]) -> Difference:

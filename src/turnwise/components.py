@@ -155,6 +155,8 @@ def fault(key: str, value: Any, message: str) -> str:
     """What pydantic says of a value, as a sentence of ours."""
     message = message.removeprefix("Value error, ").partition(", unable to parse")[0]
     message = message.replace("Input should be", "it must be").replace("an instance of Sequence", "a list")
+    if isinstance(value, str) and ("as a Sequence" in message or "valid list" in message):
+        message = f"it must be a list, such as [{value}]"
     return f"{key} is {'null' if value is None else repr(value)}; {message[0].lower()}{message[1:]}"
 
 

@@ -22,8 +22,10 @@ class Group(BaseModel):
 def refuse_idle(name: str, group: BaseModel, keys: Sequence[str], why: str) -> None:
     """A ValueError where one of these keys of a group is set, other than by default: nobody heeds it while `why`."""
     for key in keys:
-        if (value := getattr(group, key)) != type(group).model_fields[key].default:
-            raise ValueError(f"{name}.{key}={value} does nothing while {why}")
+        value, default = getattr(group, key), type(group).model_fields[key].default
+        if value != default:
+            default = "null" if default is None else default
+            raise ValueError(f"{name}.{key}={value} does nothing while {why} (the default is {default})")
 
 
 class RewardConfig(Component):
@@ -59,7 +61,7 @@ class EnvironmentConfig(Group):
     invalid_penalty: float = Field(default=0.1, ge=0)  # subtracted from the reward of an invalid turn
     workers: Literal["inline", "thread", "process"] = "thread"  # inline: in the collector's own thread
     processes: PositiveInt | None = None  # child processes that the slots share; null: as many as there are cores
-    timeout_s: float = Field(default=60.0, gt=0)  # of one call, in a thread or a process
+    timeout_s: float = Field(default=60.0, gt=0, le=1e6)  # of one call, in a thread or a process
     max_failures: PositiveInt = 10  # of one slot by its own fault, with no turns kept between them, that end the run
 
     @model_validator(mode="after")
@@ -193,7 +195,7 @@ class WarmupConfig(Group):
     w_epoch: int = Field(default=40, ge=0)  # batches collected with the actor frozen; 0: no warm-up
     w_iter: PositiveInt = 5  # times that all of it is credited anew and part of it trained on
     w_frac: float = Field(default=0.1, gt=0, le=1)  # that part
-    tolerance: float = Field(default=0.01, ge=0)  # stop when the critic's loss falls by less than this share; 0: never
+    tolerance: float = Field(default=0.01, ge=0)  # stop when the critic's loss falls, but by less of itself; 0: never
 
 
 class EvaluationConfig(Group):

@@ -110,14 +110,19 @@ def read_protocol(path: Path) -> Protocol:
 def read_episodes(path: Path) -> dict[Key, list[Record]]:
     file = path / "episodes.jsonl"
     episodes: dict[Key, list[Record]] = {}
+    levels = set[tuple[str, str, str, int]]()
     text = file.read_text() if file.exists() else ""
     for number, line in enumerate(text.split("\n")[:-1], 1):  # what follows the last one is half written
         try:
             told = json.loads(line)
             key = told.pop("player"), told.pop("environment")
-            episodes.setdefault(key, []).append(_RECORD.validate_python(told))
+            record = _RECORD.validate_python(told)
         except (ValueError, KeyError) as error:
             raise ValueError(f"line {number} of {file} is damaged; delete the line, and it is played again") from error
+        if (level := (*key, record.task, record.number)) in levels:  # two evaluations have written at a time
+            raise ValueError(f"line {number} of {file} has a level that an earlier line has; delete the line")
+        levels.add(level)
+        episodes.setdefault(key, []).append(record)
     return episodes
 
 

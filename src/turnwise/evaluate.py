@@ -101,7 +101,10 @@ def _held_out(config: Config, shared: Shared) -> Sequence[Sample]:
         return ()
     samples, episodes = shared.data.test, config.evaluation.episodes
     if len(samples) < episodes:
-        raise ValueError(f"evaluation.episodes is {episodes}, but there are only {len(samples)} test samples; lower it")
+        raise ValueError(
+            f"evaluation.episodes is {episodes}, but there are only {len(samples)} test samples; "
+            f"set evaluation.episodes={len(samples)}"
+        )
     return samples
 
 

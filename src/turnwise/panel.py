@@ -254,4 +254,4 @@ def describe_failures(failures: int, dropped_turns: int) -> str:
     if not failures and not dropped_turns:
         return ""
     many, more = ("" if number == 1 else "s" for number in (failures, dropped_turns))
-    return f"{failures} environment failure{many}, {dropped_turns} turn{more} dropped"
+    return f"{failures} episode{many} failed, {dropped_turns} turn{more} dropped"

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from turnwise.types import Action, Status
 
-_MARKER = re.compile(r"[*_`]*\baction[\s*_`]*:[*_`]*", re.IGNORECASE)
+# With all markup before it, each run of which is read once, however long; an underscore alone may be part of a word.
+_MARKER = re.compile(
+    r"(?:(?<![\w*`])[*_`]*+|(?<![*_`])_*+[*`][*_`]*+)action[\s*_`]*:(?:[*_`]*+(?!action))?", re.IGNORECASE
+)
 _THINK = re.compile(r"^[\s*_`]*think[\s*_`]*:[*_`]*", re.IGNORECASE)
 _EDGES = " \t\"'`*_.,;:!?()[]{}<>“”‘’«»"  # noqa: RUF001
 
@@ -22,6 +25,18 @@ class ThinkAct:
     actions: Sequence[str] = ()
     default: str = ""
     cue: str = "What will you do next? Answer in this format:\nTHINK: your reasoning\nACTION: one legal action"
+
+    def __post_init__(self) -> None:
+        read: dict[str, str] = {}
+        for action in self.actions:
+            plain = normalise(action)
+            if not plain or plain in read:
+                what = f"reads like {read[plain]!r}" if plain else "is nothing"
+                raise ValueError(
+                    f"the action {action!r} {what} to the answer format, which heeds no case, quotes, markup or end "
+                    "punctuation; name it by other words"
+                )
+            read[plain] = action
 
     def parse(self, text: str) -> Action:
         marker = max(_MARKER.finditer(text), key=lambda found: found.start(), default=None)

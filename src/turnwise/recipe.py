@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from turnwise.components import fault, nearest
-from turnwise.config import Config, Group
+from turnwise.components import Component, fault, nearest
+from turnwise.config import Config, Group, RewardConfig
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -40,8 +41,11 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = find_shipped("recipe", recipe)
     tree = read_tree(path)
     override(tree, overrides)
-    tree["run"] = tree.get("run") or f"runs/{path.stem}"
-    return parse_config(tree)
+    run = tree.get("run") or f"runs/{path.stem}"
+    config = parse_config({**tree, "run": os.path.expanduser(run) if isinstance(run, str) else run})
+    if not config.model_fields_set & {"environment", "data"}:
+        raise ValueError(f"{path} does not say what is to be played; give it environment.id, or data.train")
+    return config
 
 
 def read_tree(path: Path) -> dict[str, Any]:
@@ -58,8 +62,8 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set each `dotted.key=value` in a tree of keys."""
-    for text in overrides:
+    """Set each `dotted.key=value` in a tree of keys; first those that choose a part, whose keys the others are."""
+    for text in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".use")):
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ValueError(f"{text!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
@@ -113,7 +117,17 @@ def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(group, dict):
             raise ValueError(f"cannot set {dotted}: {parent} is {group!r}, not a group of keys")
         tree[parent] = tree = group
+    if last == "use" and tree.get("use", _default_use(parents)) != value:
+        own = RewardConfig if parents == ["reward"] else Component
+        for argument in tree.keys() - own.model_fields.keys():
+            del tree[argument]
     tree[last] = value
+
+
+def _default_use(parents: Sequence[str]) -> str | None:
+    """The part in a place of the configuration where none is named."""
+    field = Config.model_fields.get(".".join(parents))
+    return getattr(field.default, "use", None) if field else None
 
 
 def _scalar(override: str, text: str) -> Any:
@@ -135,7 +149,8 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], path: str =
             kind = next(part for part in get_args(kind) if part is not type(None))
         if isinstance(kind, type) and issubclass(kind, Group):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{path}{key} is {value!r}; it is a group of keys: {', '.join(kind.model_fields)}")
+                said = "null" if value is None else repr(value)
+                raise ValueError(f"{path}{key} is {said}; it is a group of keys: {', '.join(kind.model_fields)}")
             _refuse_unknown(value, kind, f"{path}{key}.")
 
 

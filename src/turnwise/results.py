@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 
 from rich.table import Table
@@ -13,6 +13,8 @@ from rich.text import Text
 from turnwise.config import Config
 from turnwise.episodes import Episodes, Record
 from turnwise.intervals import Estimate, bootstrap, mean_of, rate
+
+Told = tuple[str, str]  # an environment and a task of it
 
 OVERALL = "overall"
 NONE = "\N{EN DASH}"
@@ -80,36 +82,37 @@ def _progression(records: Sequence[Record]) -> Estimate | None:
 def rows_of(episodes: Episodes) -> list[Row]:
     """Each player's tasks and environments, and for who played in all of these what they amount to together."""
     rows, environments = [], {environment for _, environment in episodes}
-    episodes = _judged_alike(episodes)
+    told = tasks_told(episodes)
+    episodes = {key: [judged(key[1], record, told) for record in records] for key, records in episodes.items()}
     for player in dict.fromkeys(player for player, _ in episodes):
         played = {environment: records for (who, environment), records in episodes.items() if who == player}
         whole = {environment: summarise(records) for environment, records in played.items()}
         for environment, records in played.items():
             rows += [Row(player, environment, task, summarise(one)) for task, one in by_task(records).items()]
             rows.append(Row(player, environment, "", whole[environment]))
-        told = [result.progression for result in whole.values() if result.progression is not None]
-        if 1 < len(environments) == len(told):
+        means = [result.progression for result in whole.values() if result.progression is not None]
+        if 1 < len(environments) == len(means):
             together = summarise([record for records in played.values() for record in records])
-            overall = replace(together, successes=None, mean_return=None, progression=mean_of(told))
+            overall = replace(together, successes=None, mean_return=None, progression=mean_of(means))
             rows.append(Row(player, OVERALL, "", overall))
     return rows
 
 
-def _judged_alike(episodes: Episodes) -> Episodes:
-    """Where success in a task is told of some episodes, whoever played them, the others had none."""
-    told = {
+def tasks_told(episodes: Episodes) -> set[Told]:
+    """Where success is told of some episodes, whoever played them."""
+    return {
         (environment, record.task)
         for (_, environment), records in episodes.items()
         for record in records
         if record.success is not None
     }
 
-    def judged(environment: str, record: Record) -> Record:
-        if record.success is not None or (environment, record.task) not in told:
-            return record
-        return replace(record, success=False, progression=record.progression or 0.0)
 
-    return {key: [judged(key[1], record) for record in records] for key, records in episodes.items()}
+def judged(environment: str, record: Record, told: Set[Told]) -> Record:
+    """Where success in a task is told of some episodes, the others had none."""
+    if record.success is not None or (environment, record.task) not in told:
+        return record
+    return replace(record, success=False, progression=record.progression or 0.0)
 
 
 def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:

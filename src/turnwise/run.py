@@ -1,5 +1,6 @@
 """The folder of a run: what was asked for, what happened, what is needed to go on."""
 
+import fcntl
 import json
 import platform
 import tempfile
@@ -26,6 +27,7 @@ class Run:
     versions.json   what it was made with         transcripts/    every n-th episode, readable
     checkpoints/    to go on from                 model/          the trained policy, a Hugging Face folder
     traces.jsonl    what episodes did, and        mlflow.db       the same for MLflow, where the recipe wants them
+    lock            held while somebody trains here
     """
 
     def __init__(self, config: Config, resume: bool):
@@ -40,17 +42,30 @@ class Run:
             changed = differences(yaml.safe_load(self._config.read_text()), yaml.safe_load(dump_config(config)))
             if changed:
                 raise ValueError(
-                    f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); "
-                    "give the same one, or another run=FOLDER"
+                    f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); give the same one, "
+                    f"or begin another run with what it learned: run=FOLDER model.path={self.folder / 'model'}"
                 )
         elif checkpoint.newest(self.checkpoints) is not None:
             raise ValueError(f"{self.folder} holds a run already; go on with --resume, or choose another run=FOLDER")
         if not is_writable(self.folder):
             raise ValueError(f"run is {config.run!r}, where nothing can be written; choose another run=FOLDER")
 
+    def hold(self) -> None:
+        """Make the folder, and keep other processes from writing to it as long as this one lives."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise ValueError(
+                f"another process is training in {self.folder}; wait for it, or choose another run=FOLDER"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+
     def begin(self, config: Config) -> None:
-        """Make the folder, and write down what was asked for and what it is made with."""
-        (self.folder / "transcripts").mkdir(parents=True, exist_ok=True)
+        """Write down what was asked for and what it is made with."""
+        (self.folder / "transcripts").mkdir(exist_ok=True)
         packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
         made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
         (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")

@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.failures import EpisodeFailure
@@ -85,7 +85,7 @@ class SlotSession:
         return answer.generation
 
     def record(self, turn: Turn) -> None:
-        self._refuse_strange(turn.reward)
+        turn = replace(turn, reward=self._finite("reward", turn.reward))
         episode = self._slot.episode
         old = any(turn.generation is one for one in self._old)
         if not old:
@@ -98,7 +98,7 @@ class SlotSession:
     def reward(self, amount: float, turn: int | None = None) -> None:
         episode = self._slot.episode
         number = episode.turns - 1 if turn is None else turn
-        self._refuse_strange(amount)
+        amount = self._finite("reward", amount)
         if not amount:
             return
         if not 0 <= number < episode.turns:
@@ -107,13 +107,16 @@ class SlotSession:
             self._slot.reward(amount, number)
         episode.episode_return += amount
 
-    def _refuse_strange(self, reward: float) -> None:
-        if finite(reward) is None:
-            raise EpisodeFailure(f"the agent of {self.name} gave a reward of {reward}; it must be a finite number")
+    def _finite(self, what: str, given: float) -> float:
+        """It as a float: checkpoints and traces take no numbers of NumPy's."""
+        amount = finite(given)
+        if amount is None:
+            raise EpisodeFailure(f"the agent of {self.name} gave a {what} of {given}; it must be a finite number")
+        return amount
 
     def count(self, name: str, amount: float = 1.0) -> None:
         figures = self._slot.episode.figures
-        figures[name] = figures.get(name, 0.0) + amount
+        figures[name] = figures.get(name, 0.0) + self._finite(f"figure {name!r}", amount)
 
     def write(self, text: str) -> None:
         if self._slot.episode.transcript is not None:

@@ -89,6 +89,8 @@ def play_suite(
                 known = episodes.get(key, [])
                 begin(key, config.evaluation.episodes * len(config.tasks), len(known))
                 episodes[key] = evaluate(config, player, keep, known)
+            elif name == next(iter(players)) and config.data:
+                raise ValueError(f"rows of data are played by models alone, and not by {name}")
             elif name == next(iter(players)):
                 raise ValueError(f"{environment} cannot be played by {name}: the environment offers no such player")
     order = [(name, environment) for name in players for environment in suite]

@@ -47,7 +47,10 @@ def check_tokens(
     if mode == "disable":
         return TokenCheck(False)
     row = (*row, *renderer.end(messages[-1])) if "token_ids" in messages[-1] else tuple(row)
-    whole = renderer.whole(messages, tools)
+    try:
+        whole = renderer.whole(messages, tools)
+    except ValueError as error:  # a template may take a conversation, and refuse it with the reply
+        return TokenCheck(True, 0, str(error))
     if row == whole:
         return TokenCheck(False)
     read, written = _text(renderer, row), _text(renderer, whole)

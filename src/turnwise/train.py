@@ -71,6 +71,7 @@ class Training:
         self.collector = Collector(config, renderer)
         self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
         self.recent = Recent(config.tasks)
+        self.run.hold()
         if not resume:
             self.run.begin(config)
         self.traces = Traces(config.log, self.run.folder, renderer.text)

@@ -230,13 +230,32 @@ def hearer(base_url: str, model: str, sample: dict[str, Any]) -> None:
     HEARD.append((status, said["choices"][0]["message"]))
 
 
+def halver(base_url: str, model: str, sample: dict[str, Any]) -> None:
+    """Sends half a surrogate pair, where a response repeats it."""
+    body = {"model": model, "input": sample["prompt"], "instructions": "Be \ud83d."}
+    HEARD.append(post(f"{base_url}/responses", json.dumps(body).encode()))
+
+
 def digger(base_url: str, model: str, sample: dict[str, Any]) -> None:
     """Claims a call whose arguments are deep; and then asks as it should."""
-    function = {"name": "add", "arguments": "[" * 100_000}
+    function = {"name": "add", "arguments": sample["extra"]["arguments"]}
     claim = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
     body = {"model": model, "messages": [*sample["prompt"], claim]}
     HEARD.append(post(f"{base_url}/chat/completions", json.dumps(body).encode()))
     post(f"{base_url}/chat/completions", json.dumps({**body, "messages": sample["prompt"]}).encode())
+
+
+def nagger(base_url: str, model: str, sample: dict[str, Any]) -> None:
+    """Asks again and again what is refused."""
+    deep = '{"a": ' * 800 + "1" + "}" * 800
+    claim = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": deep}}],
+    }
+    body = json.dumps({"model": model, "messages": [*sample["prompt"], claim]}).encode()
+    while "refuses the conversation" in str(post(f"{base_url}/chat/completions", body)):
+        pass
 
 
 def quitter(base_url: str, session: str, model: str, sample: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from sums import HERMES, adds, assert_same, call, config
 from turnwise.batch import pack
 from turnwise.collector import Collector
 from turnwise.render import Renderer
-from turnwise.tools import ToolResponse, function_tool
+from turnwise.tools import ToolFault, ToolResponse, function_tool
 from turnwise.types import Segment
 
 pytest.importorskip("langgraph.prebuilt")
@@ -98,6 +98,36 @@ def photograph() -> ToolResponse:
     return ToolResponse("Done.", image=[b"png"])
 
 
+@function_tool
+def down(a: int, b: int) -> str:
+    """Be out of order.
+
+    Args:
+        a: A number.
+        b: Another.
+    """
+    raise ToolFault("the service is down")
+
+
+def lenient(model: Any, tools: Any) -> Any:
+    """Tells the model of whatever goes wrong."""
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    policy = model.bind_tools(tools)
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await policy.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("ask", ask)
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=True))
+    graph.add_edge(START, "ask")
+    graph.add_conditional_edges("ask", tools_condition)
+    graph.add_edge("tools", "ask")
+    return graph
+
+
 def broken(model: Any) -> Any:
     from langgraph.graph import START, MessagesState, StateGraph
 
@@ -138,6 +168,14 @@ def test_a_graph_of_ones_own_sees_the_record_of_its_turns(renderer):
 def test_a_graph_that_fails_loses_its_episode(renderer, graph, said):
     with pytest.raises(ValueError, match=rf"failed: KeyError: '{said}' \(1 times in a row"):
         play(renderer, graph_of(graph=f"{__name__}:{graph}"), environment={"max_failures": 1})
+
+
+@pytest.mark.parametrize("graph", ["", f"{__name__}:lenient"])
+def test_a_tool_at_fault_loses_the_episode_whatever_the_graph_makes_of_it(renderer, graph):
+    agent = graph_of(tools=[f"{__name__}:down"], graph=graph)
+    collector = Collector(config(agent, environment={"max_failures": 1}), renderer)
+    with pytest.raises(ValueError, match="the service is down"):
+        collector.collect(Scripted(renderer, [call("down", a=1, b=1), "#### 7"]))
 
 
 def test_a_state_that_is_no_mapping_has_no_reward(renderer):

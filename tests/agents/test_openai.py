@@ -167,11 +167,25 @@ def test_a_program_may_end_its_episode_as_done(renderer):
     assert (len(segment.turns), segment.end, segment.final_prompt_ids) == (1, "terminated", ())
 
 
-def test_arguments_nested_too_deeply_are_refused(renderer):
+def test_half_a_surrogate_pair_is_repeated_as_it_came(renderer):
     guests.HEARD.clear()
-    play(renderer, ["#### 1"], "digger")
+    play(renderer, ["#### 1"], "halver")
+    ((status, said),) = guests.HEARD
+    assert (status, said["instructions"]) == (200, "Be \ud83d.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("[" * 100_000, "is not the text of a JSON object"),
+        ('{"a": ' * 800 + "1" + "}" * 800, "refuses the conversation: maximum recursion depth"),
+    ],
+)
+def test_arguments_nested_too_deeply_are_refused(renderer, arguments, said):
+    guests.HEARD.clear()
+    play(renderer, ["#### 1"], "digger", rows={"extra": {"arguments": arguments}})
     ((status, body),) = guests.HEARD
-    assert status == 400 and "is not the text of a JSON object" in body["error"]["message"]
+    assert status == 400 and said in body["error"]["message"]
 
 
 def test_a_program_that_does_not_stop_is_left_behind(renderer, monkeypatch):
@@ -193,6 +207,7 @@ def test_a_program_that_does_not_stop_is_left_behind(renderer, monkeypatch):
         ("teller", "returned nan; return a finite number"),
         ("boaster", "returned 10+; return a finite number"),
         ({"function": "guests:sleeper", "timeout_s": 0.1}, "neither called nor ended for 0.1 s"),
+        ({"function": "guests:nagger", "timeout_s": 0.5}, "neither called nor ended for 0.5 s"),
         ({"command": f"{sys.executable} -c 'print(1); raise SystemExit(3)'"}, "exited with code 3: 1"),
     ],
 )

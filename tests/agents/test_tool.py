@@ -161,6 +161,17 @@ def test_what_a_tool_does_wrong_the_model_is_told(renderer, tool, status, said, 
     assert collector.tally.failures == 0
 
 
+@pytest.mark.parametrize("history", ["exact", "template"])
+def test_a_call_nested_without_end_is_shown_as_it_was_sampled(history):
+    deep = '{"a": ' * 101 + "1" + "}" * 101
+    replies = [f'<tool_call>\n{{"name": "add", "arguments": {deep}}}\n</tool_call>', "#### 7"]
+    ((segment,), *_) = play(Renderer(make_tokenizer(HERMES), history), replies, rollout={"max_prompt_tokens": 4_000})
+    assert segment.outcome and segment.outcome.figures["tools/invalid_json"] == 1
+    first, second = segment.turns
+    row = (*first.prompt_ids, *first.generation.token_ids)
+    assert second.prompt_ids[: len(row)] == row
+
+
 def test_a_reward_that_is_no_number_loses_the_episode_and_nothing_else(renderer):
     made = config("bribe", rollout={"n_env": 2})
     collector = Collector(made, renderer)
@@ -271,6 +282,13 @@ def test_reasoning_stands_apart_where_there_are_no_tools(renderer):
     ((segment,), *_) = play(renderer, replies, extra=extra, reward={"use": "exact_match"})
     assert segment.turns[0].action and segment.turns[0].action.thought == "It is even."
     assert segment.outcome and segment.outcome.success
+
+
+def test_what_follows_the_last_of_several_thoughts_is_the_action(renderer):
+    ((segment,), *_) = play(renderer, ["<think>It is even.</think>So 4.<think>Or\nnot.</think>#### 4"])
+    action = segment.turns[0].action
+    assert action and (action.thought, action.said) == ("It is even.\nOr\nnot.", "</think>#### 4")
+    assert segment.turns[0].action_tokens < 20
 
 
 def test_a_user_may_go_on_asking(renderer, tmp_path: Path):

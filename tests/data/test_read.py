@@ -115,6 +115,40 @@ def test_a_file_that_is_not_parquet_is_one_sentence(tmp_path):
     assert "a.parquet cannot be read as Parquet" in mistake(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize(
+    ("column", "kind", "words"),
+    [
+        ([[("k", 1), ("k", 2)]], "map<string, int64>", "duplicate key was 'k'"),
+        ([1], "timestamp[ns]", "Nanosecond resolution"),
+    ],
+)
+def test_a_value_that_parquet_cannot_hand_over_is_one_sentence(tmp_path, monkeypatch, column, kind, words):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setitem(sys.modules, "pandas", None)  # which would take nanoseconds
+    kinds = {
+        "map<string, int64>": pyarrow.map_(pyarrow.string(), pyarrow.int64()),
+        "timestamp[ns]": pyarrow.timestamp("ns"),
+    }
+    parquet.write_table(pyarrow.table({"odd": pyarrow.array(column, kinds[kind])}), tmp_path / "a.parquet")
+    message = mistake(tmp_path / "a.parquet")
+    assert "a.parquet cannot be read as Parquet" in message and words in message
+
+
+def test_a_damaged_page_of_parquet_is_one_sentence(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"prompt": "What is 2 + 2?"}])
+    content = bytearray(path.read_bytes())
+    content[20:60] = (byte ^ 0xFF for byte in content[20:60])
+    path.write_bytes(content)
+    assert "a.parquet cannot be read as Parquet" in mistake(path)
+
+
+def test_a_column_that_parquet_names_twice_is_refused(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = [pyarrow.array(["one"]), pyarrow.array(["other"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, ["prompt", "prompt"]), tmp_path / "a.parquet")
+    assert "a.parquet cannot be read as Parquet: it names the column prompt twice" in mistake(tmp_path / "a.parquet")
+
+
 # -- which files
 
 
@@ -138,6 +172,7 @@ def test_files_folders_and_patterns_keep_their_order(tmp_path):
         (["notes.txt"], ["data.train is", "notes.txt", ".parquet", ".csv"]),
         (["empty"], ["empty", "no file"]),
         (["a.json", "*.json"], ["a.json twice"]),
+        (["a.json", "empty/../a.json"], ["a.json twice"]),
     ],
 )
 def test_files_that_are_not_there_are_one_sentence(tmp_path, patterns, words):

@@ -384,6 +384,17 @@ def test_a_stream_that_ends_in_the_middle_is_a_failure(make):
     assert client.counters["a"].failures == 1
 
 
+def test_a_reply_without_a_token_is_a_failure(make):
+    class Silent(Direct):
+        async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> Any:
+            yield Piece([], [], "length")
+
+    client = make(Silent("a"), Direct("b"))
+    assert [reply.token_ids for reply in ask(client, *PROMPTS)] == [expected(prompt) for prompt in PROMPTS]
+    with pytest.raises(ValueError, match="a ended a reply before its first token"):
+        ask(make(Silent("a"), max_failures=99), LONG)
+
+
 def test_a_reply_that_was_lost_after_its_last_token_is_whole(make):
     class Loses(Direct):
         async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> Any:

@@ -109,6 +109,7 @@ def test_a_server_is_started_killed_and_started_again_with_the_newest_weights(ti
         ({"use": "vllm", "launch": -1}, r"engine\.urls is \[\] and engine\.launch is -1; give one of the two"),
         ({"use": "vllm", "urls": ["http://127.0.0.1:1"], "options": {"a": 1}}, r"engine\.options .* do nothing"),
         ({"use": "vllm", "urls": ["http://127.0.0.1:1"], "start_s": 5}, r"engine\.start_s do nothing"),
+        ({"use": "vllm", "launch": 1, "options": {"port": 1, "host": "::"}}, r"engine\.options has host and port, but"),
         ({"use": "vllm", "launch": 2, "python": "/bin/false"}, r"ended with code 1; see .*vllm-0\.log"),
         ({"use": "vllm", "launch": 1, "python": "/no/python"}, r"ended with code .*vllm-0\.log"),
         ({"use": "sglang"}, r"engine\.urls is empty; give the address of a server"),

@@ -1,6 +1,7 @@
 """Over HTTP, as vLLM and SGLang write it: the same replies, and every failure of a server survived or told."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -224,6 +225,18 @@ def test_one_that_restarted_unseen_is_found_out(fakes, connect, wire):
     assert client.counters[fake.url].failures >= 1
 
 
+def test_tokens_that_were_left_out_are_sampled_again(fakes, connect, monkeypatch):
+    sample, asked = Fake.sample, []
+
+    def lossy(fake: Fake, number: int, body: dict[str, Any]) -> Any:
+        asked.append(number)
+        return (event for place, event in enumerate(sample(fake, number, body)) if number or place != 3)
+
+    monkeypatch.setattr(Fake, "sample", lossy)
+    assert_whole(ask(connect(fakes("sglang")), LONG), [LONG])
+    assert asked == [0, 1]
+
+
 # -- mistakes, told at once
 
 
@@ -276,6 +289,15 @@ def test_the_extension_packs_the_head_and_nothing_else():
     worker.model_runner = SimpleNamespace(get_model=lambda: model)
     worker.turnwise_pack_heads()
     assert packed == [model[1]]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_of_pages_is_one_sentence(fakes, connect, wire, monkeypatch):
+    fake = fakes(wire)
+    monkeypatch.setattr(fake, "tell", lambda *_: (200, ""))
+    monkeypatch.setattr("fake_server.json", SimpleNamespace(loads=json.loads, dumps=lambda _: "<html>"))
+    with pytest.raises(ValueError, match=r"does not answer /\S+ in JSON; engine\.urls must name"):
+        connect(fake).load(weights(1.0), 1)
 
 
 def test_a_server_without_the_endpoints_is_told_apart(fakes, connect):

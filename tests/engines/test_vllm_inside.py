@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -274,6 +275,23 @@ def test_one_that_dies_over_a_question_is_not_waited_for(fake, monkeypatch, tmp_
     with pytest.raises(ServerFailure, match="vLLM failed: it died") as failure:
         inside.load(tmp_path, 1)
     assert failure.value.gone
+    inside.close()
+
+
+def test_an_answer_that_comes_as_a_look_ends_is_taken(fake, monkeypatch):
+    class Late(Future[str]):
+        def result(self, timeout: float | None = None) -> str:
+            if not self.done():
+                self.set_result("well")
+                raise TimeoutError
+            return super().result(timeout)
+
+    inside = VLLMInside("model", "float32", "cpu", frozenset([STOP]), {})
+    question = asyncio.sleep(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "run_coroutine_threadsafe", lambda *_: Late())
+        assert inside._ask(question) == "well"
+    question.close()
     inside.close()
 
 

@@ -13,16 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from faulty import foretell
 from helpers import Scripted, make_tokenizer, play_config
 
 from turnwise.collector import Collector
 from turnwise.config import Config
+from turnwise.envs.checked import CheckedEnvironment
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.failures import EnvironmentFailure
@@ -166,6 +169,20 @@ def test_no_more_processes_are_started_than_there_are_environments(renderer):
     assert set(multiprocessing.active_children()) <= before
 
 
+def test_processes_that_cannot_be_started_are_one_sentence(monkeypatch):
+    before, start, began = set(multiprocessing.active_children()), SpawnProcess.start, []
+
+    def start_one(process: SpawnProcess) -> None:
+        if began:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        began.append(start(process))
+
+    monkeypatch.setattr(SpawnProcess, "start", start_one)
+    with pytest.raises(ValueError, match=r"could not be started: .* unavailable; lower environment\.processes"):
+        Workers(faulty("process", processes=2).environment, 2)
+    assert set(multiprocessing.active_children()) <= before
+
+
 # -- making
 
 
@@ -200,6 +217,47 @@ def test_what_cannot_be_sent_to_a_process_is_told_at_once(pools):
     for _ in range(2):
         with pytest.raises((AttributeError, pickle.PicklingError)):
             pools("process").open(lambda: None).call("offer").result(10)
+
+
+class Listed(gymnasium.Env[str, str]):
+    """Offers actions in its own way."""
+
+    kinds: dict[str, Callable[[], Any]] = {  # noqa: RUF012
+        "array": lambda: np.array(["up", "down"]),
+        "iterator": lambda: iter(("up", "down")),
+        "set": lambda: {"up", "down"},
+        "numbers": lambda: np.arange(2),
+    }
+
+    def __init__(self, kind: str):
+        self.actions = self.kinds[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions"), [("array", ["up", "down"]), ("iterator", ["up", "down"]), ("numbers", [])]
+)
+def test_actions_are_whatever_texts_can_be_listed(pools, kind, actions):
+    config = play_config(f"{__name__}:Listed", environment={"kwargs": {"kind": kind}})
+    assert Host(config.environment, "Listed", "", pools("inline")).offer.actions == actions
+
+
+class Misspelt(Listed):
+    """Tells what to do under a name that nobody knows, and shows a picture beside it."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"text": "a door", "instruction": "Go.", "image": b""}, {}
+
+
+def test_a_key_of_an_observation_that_is_nearly_one_of_ours_is_refused():
+    config = play_config(f"{__name__}:Misspelt", environment={"kwargs": {"kind": "array"}})
+    with pytest.raises(EnvironmentFailure, match="'instruction', which nobody sees; did you mean 'instructions'"):
+        CheckedEnvironment(config.environment, "Misspelt", "").reset(0)
+
+
+def test_a_set_of_actions_is_refused_since_its_order_is_another_in_each_process(pools):
+    config = play_config(f"{__name__}:Listed", environment={"kwargs": {"kind": "set"}})
+    with pytest.raises(ValueError, match=r"the actions of .*:Listed are .*; they must be a list of texts"):
+        Host(config.environment, "Listed", "", pools("inline"))
 
 
 @pytest.mark.parametrize("workers", KINDS)
@@ -284,6 +342,28 @@ def test_closing_does_not_wait_for_a_hung_call():
     assert not Path(f"/proc/{child.pid}").exists()
 
 
+def test_closing_while_a_child_is_being_started_waits_for_it(monkeypatch):
+    """One that has no process id yet cannot be killed."""
+    config = faulty("process", {"planned": {"1/0": "exit"}}, processes=1)
+    before, start, starting = set(multiprocessing.active_children()), SpawnProcess.start, threading.Event()
+    workers = Workers(config.environment, 1)
+    host = Host(config.environment, "Faulty", "", workers)
+    assert isinstance(host._worker.call("reset", 1).exception(), EnvironmentFailure)
+    host.renew()
+
+    def start_late(process: SpawnProcess) -> None:
+        starting.set()
+        time.sleep(1)
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start_late)
+    monkeypatch.setattr("turnwise.envs.workers.GRACE_S", 0.1)
+    host._worker.call("offer")
+    assert starting.wait(10)
+    workers.close()
+    assert set(multiprocessing.active_children()) <= before
+
+
 def test_a_child_that_is_killed_while_idle_is_replaced(renderer):
     before = set(multiprocessing.active_children())
     with closing(Collector(faulty("process", {"length": 100}, n_env=1, processes=1), renderer)) as collector:
@@ -341,6 +421,7 @@ def test_one_that_cannot_be_made_again_at_once_is_tried_again(renderer, workers)
 ORPHANS = """
 import multiprocessing, signal, time
 from turnwise.config import EnvironmentConfig
+from turnwise.envs.checked import CheckedEnvironment
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 if __name__ == "__main__":

@@ -80,6 +80,29 @@ def test_the_other_model_sees_the_dialogue_from_its_side():
     assert "secret" not in json.dumps(seen)
 
 
+def test_roles_alternate_where_a_reply_called_tools_alone():
+    messages = [
+        Message(role="user", content="Buy one."),
+        Message(role="assistant", content="I look."),
+        Message(role="tool", content="3 crowns"),
+        Message(role="assistant", content=""),
+        Message(role="tool", content="4 crowns"),
+        Message(role="assistant", content="Three or four?"),
+    ]
+
+    async def ask(user: HostedUser) -> None:
+        await user.start_interaction("i", {"thing": "{price} apples", "price": 3})
+        await user.generate_response("i", messages)
+
+    with server(lambda _: says("Three.")) as (url, seen):
+        asyncio.run(ask(hosted(url)))
+    assert seen[0]["messages"] == [
+        {"role": "system", "content": "You want to buy {price} apples. Say DONE when you have it."},
+        {"role": "assistant", "content": "Buy one."},
+        {"role": "user", "content": "I look.\nThree or four?"},
+    ]
+
+
 def test_a_word_inside_a_sentence_ends_nothing():
     with server(lambda _: says("I am not DONE yet")) as (url, _):
         assert not talk(hosted(url), ["a"])[0].done

@@ -17,6 +17,7 @@ LOST = said(status="invalid", invalid="fly")
         ("never left the start", episode(said(action="add"), said(action="wait"))),
         ("loop", episode(*[said(seen="a"), said(seen="b")] * 2)),
         ("ended in failure", episode(*WALK, end="terminated")),
+        ("ended in failure", episode(said(action="add"), said(action="wait"), end="terminated")),  # by its last move
         ("out of time", episode(*WALK)),
         ("out of time", episode(said())),  # one turn shows neither a loop nor a start that is never left
         ("out of time", episode(*WALK, success=None)),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Scripted, make_tokenizer, play_config
+from helpers import Counter, Scripted, make_tokenizer, play_config
 from rich.console import Console
 
 from turnwise.cli import main
@@ -81,6 +81,25 @@ def test_players_meet_as_many_episodes_and_are_pooled(renderer):
     assert [one.episodes for one in made.rivals["random"]] == [one.score.episodes for one in made.sheets] == [6, 3, 3]
     assert "expert" not in made.rivals
     assert [one.score.successes for one in made.sheets] == [3, 0, 3]
+
+
+class Won(Counter):
+    """Tells of success where it is won, and of nothing else."""
+
+    def step(self, action: str):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info if info["success"] else {}
+
+    def expert(self) -> str:
+        return "win"
+
+
+def test_players_are_judged_alike_where_only_wins_are_told(renderer):
+    config = counting(environment={"id": f"{__name__}:Won", "reward": "native"})
+    made = probe(Plan("mine", config, [1, 2], whole=True), Scripted(renderer, ["ACTION: wait"]), renderer)
+    scores = [made.sheets[0].score, made.rivals["expert"][0], *(one.sheets[0].score for one in made.memories)]
+    assert [one.successes for one in scores] == [0, 3, 0, 0]
+    assert not any("tells of no success" in verdict["finding"] for verdict in record(made)["verdicts"])
 
 
 def test_the_record_is_json_with_every_figure(renderer):

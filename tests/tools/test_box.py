@@ -234,6 +234,15 @@ def test_what_cannot_be_created_is_no_fault_of_the_models(error: Exception, lost
         assert play([tool], [call()])[0][0].status == "tool_error"
 
 
+def test_a_tool_that_hangs_as_it_begins_is_no_fault_of_the_models():
+    class Hangs(Counter):
+        async def create(self, instance_id=None):
+            await asyncio.sleep(60)
+
+    with pytest.raises(ToolFault, match="tool cannot begin the episode: tool did not answer"):
+        play([Hangs(timeout_s=0.05)], [call()])
+
+
 # -- what a sample passes on
 
 
@@ -421,10 +430,40 @@ def test_what_a_tool_raises_goes_back_to_the_model(behave: Any, said: str):
     assert (result.status, result.response.text, result.reward) == ("tool_error", said, 0.0)
 
 
-@pytest.mark.parametrize("value", [("a", float("nan")), ("a", float("-inf")), ("a", "b"), (), ("a", 1, {}, 2)])
+class Unspeakable:
+    def __str__(self) -> str:
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *[("a", float("nan")), ("a", float("-inf")), ("a", 10**400), ("a", "b"), (), ("a", 1, {}, 2)],
+        *[Unspeakable(), [Unspeakable()], object(), [object()], iter([1]), {"a": float("nan")}, ("a", "2")],
+    ],
+)
 def test_what_the_author_got_wrong_is_no_lesson_for_the_model(value: Any):
     with pytest.raises(ToolFault, match="tool tool answered wrongly"):
         answer(Counter(behave=lambda count: value))
+
+
+def test_a_parameter_may_have_any_name():
+    @function_tool("tool")
+    def plot(function: str) -> str:
+        """Plot a function.
+
+        Args:
+            function: Of x.
+        """
+        return function
+
+    assert answer(plot, call(function="2 * x")).response.text == "2 * x"
+
+
+def test_a_number_that_cannot_be_checked_is_told_to_the_model():
+    number = {"type": "number", "multipleOf": 0.5}
+    schema = {"name": "tool", "parameters": {"type": "object", "properties": {"x": number}}}
+    assert answer(FunctionTool(str, schema=schema), call(x=10**400)).status == "invalid_arguments"
 
 
 def test_a_fault_waits_for_the_other_calls():

@@ -20,8 +20,8 @@ def test_the_page_does_what_it_says(capsys: Any):
 def test_the_pages_tool_file_has_the_keys_that_are_read():
     (tree,) = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
     from turnwise.tools.load import _ENTRY
-    from turnwise.tools.mcp import _KEYS
+    from turnwise.tools.mcp import Entry
 
     assert set(tree) == {"tools", "mcp_servers"}
     assert all(set(entry) <= set(_ENTRY) for entry in tree["tools"])
-    assert all(set(entry) <= set(_KEYS) for entry in tree["mcp_servers"])
+    assert all(set(entry) <= set(Entry.model_fields) for entry in tree["mcp_servers"])

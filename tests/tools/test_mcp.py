@@ -7,18 +7,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("mcp")
 
+from mcp import StdioServerParameters
 from mcp.server import MCPServer
 
 from turnwise.toolcalls import ToolCall
 from turnwise.tools import ToolFault, Toolset, load_tools
-from turnwise.tools.mcp import McpServer, tools_of
+from turnwise.tools.mcp import McpServer, McpTool, tools_of
 
 SERVER = """
 import os, sys
@@ -109,13 +112,13 @@ def test_a_program_and_its_end(tmp_path: Path):
         tools[0].close()
 
 
-@pytest.fixture
-def address(server: MCPServer) -> Iterator[str]:
+@contextmanager
+def served(app: Any) -> Iterator[str]:
     import uvicorn
 
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    web = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="critical"))
+    web = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     thread = threading.Thread(target=web.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     while not web.started:
@@ -125,13 +128,74 @@ def address(server: MCPServer) -> Iterator[str]:
     thread.join()
 
 
-def test_a_server_on_the_loopback(address: str, tmp_path: Path):
-    (tmp_path / "tools.yaml").write_text(f"mcp_servers: [{{url: '{address}'}}]")
-    tools = load_tools([str(tmp_path / "tools.yaml")])
-    try:
-        assert ask(tools, ("add", {"a": 1})) == [("ok", "2")]
-    finally:
-        tools[0].close()
+def test_a_server_on_the_loopback(server: MCPServer, tmp_path: Path):
+    with served(server.streamable_http_app()) as address:
+        (tmp_path / "tools.yaml").write_text(f"mcp_servers: [{{url: '{address}'}}]")
+        tools = load_tools([str(tmp_path / "tools.yaml")])
+        try:
+            assert ask(tools, ("add", {"a": 1})) == [("ok", "2")]
+        finally:
+            tools[0].close()
+
+
+class Forgetful:
+    """Speaks the protocol of 2025, in which a server knows its sessions; it forgets them when it begins again."""
+
+    session = "first"
+
+    async def answer(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse, Response
+
+        asked = await request.json() if request.method == "POST" else {}
+        add = {"name": "add", "inputSchema": {"type": "object"}}
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "a", "version": "1"}}
+        known = request.headers.get("mcp-session-id") == self.session
+        answers: dict[str, Any] = {"initialize": hello}
+        if known:
+            answers |= {"tools/list": {"tools": [add]}, "tools/call": {"content": []}}
+        if asked.get("method") not in answers:
+            return Response(status_code=202 if known and "id" not in asked else 404)
+        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": answers[asked["method"]]}
+        return JSONResponse(answer, headers={"mcp-session-id": self.session})
+
+
+def test_a_server_that_forgot_its_sessions_is_asked_for_a_new_one():
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    server = Forgetful()
+    with served(Starlette(routes=[Route("/mcp", server.answer, methods=["GET", "POST", "DELETE"])])) as address:
+        tools = tools_of(McpServer(address, "forgetful"))
+        try:
+            assert ask(tools, ("add", {})) == [("ok", "")]
+            server.session = "second"
+            with pytest.raises(ToolFault, match="the MCP server forgetful closed the connection"):
+                ask(tools, ("add", {}))
+            assert ask(tools, ("add", {})) == [("ok", "")]
+        finally:
+            tools[0].close()
+
+
+def test_a_server_that_never_begins_is_waited_for_once_and_ended(tmp_path: Path):
+    begun = tmp_path / "begun"
+    script = f"import os, time; open({str(begun)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    server = McpServer(StdioServerParameters(command=sys.executable, args=["-c", script]), "sleeper", connect_s=2)
+    offered = SimpleNamespace(name="add", description="", input_schema={"type": "object"})
+    tools = Toolset([McpTool(server, offered, {})])
+
+    async def episode(name: str) -> None:
+        async with tools.open(name) as box:
+            with pytest.raises(ToolFault, match="the MCP server sleeper cannot be reached: TimeoutError"):
+                await box.run([ToolCall("add", {}, "ok", (0, 1))])
+
+    async def batch() -> None:
+        await asyncio.gather(*(episode(name) for name in "abc"))
+
+    asyncio.run(batch())
+    tools.close()
+    (process,) = begun.read_text().split()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process), 0)
 
 
 def test_a_server_that_is_not_there():

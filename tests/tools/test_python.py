@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ attempts = {
     "device": lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0)),
     "hidden memory": lambda: os.memfd_create("a"),
     "shared memory": lambda: call("shmget", 0, 4096, 0o1600),
+    "semaphores": lambda: call("semget", 0, 32000, 0o1600),
     "keys": lambda: call("syscall", {"x86_64": 250, "aarch64": 219}[os.uname().machine], 0, -3, 0, 0, 0),
     "write to the system": lambda: open("/usr/turnwise", "w"),
     "write to the interpreter": lambda: open(sys.base_prefix + "/turnwise", "w"),
@@ -65,7 +67,7 @@ print(sorted(os.environ), os.getpid(), os.getppid(), "end")
 
 @isolates
 def test_nothing_outside_can_be_reached():
-    assert run(f"OURS = {__file__!r}\n" + ATTEMPTS) == "['HOME', 'LANG', 'PATH', 'PYTHONDONTWRITEBYTECODE'] 1 0 end"
+    assert run(f"OURS = {__file__!r}\n" + ATTEMPTS) == "['HOME', 'LANG', 'PATH', 'PYTHONDONTWRITEBYTECODE'] 2 1 end"
 
 
 @isolates
@@ -88,7 +90,8 @@ def test_a_program_computes_and_keeps_files_of_its_own():
         ("x = bytearray(900 << 20)", "MemoryError", {"memory_mb": 256}),
         ("open('a', 'wb').write(bytes(9 << 20))", "No space left", {"disk_mb": 2}),
         ("[open(str(i), 'wb').write(bytes(1 << 20)) for i in range(9)]", "No space left", {"disk_mb": 2}),
-        ("while True: pass", "(exit status", {"cpu_s": 1}),
+        ("[open(str(i), 'w').close() for i in range(3000)]", "No space left", {"disk_mb": 2}),
+        ("while True: pass", "(exit status 137)", {"cpu_s": 1}),
         ("import time; time.sleep(900)", "(stopped after 1 s)", {"wall_s": 1}),
         ("1 / 0", "ZeroDivisionError", {}),
         ("import os; os._exit(7)", "(exit status 7)", {}),
@@ -98,6 +101,22 @@ def test_a_program_computes_and_keeps_files_of_its_own():
 )
 def test_limits_hold_and_crashes_are_survived(program: str, said: str, config: dict[str, Any]):
     assert said in run(program, **config)
+
+
+LIVES_ON = """
+import os, sys, threading, time
+again = [sys.executable, "-I", "-c", "import time; time.sleep(60)"]
+threading.Thread(target=os.execv, args=(sys.executable, again)).start()
+time.sleep(60)
+"""
+
+
+@isolates
+def test_a_program_that_becomes_another_is_stopped_as_well():
+    """What is executed by a thread has no tie to its parent."""
+    begun = time.monotonic()
+    assert run(LIVES_ON, wall_s=2) == "(stopped after 2 s)"
+    assert time.monotonic() - begun < 30
 
 
 @isolates

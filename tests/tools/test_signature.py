@@ -162,6 +162,7 @@ def test_a_default_that_no_json_can_say_is_not_shown():
         (Colour, "green", "value: Input should be 'red' or 'blue'"),
         (Point, {"y": 1}, "value.x: is missing"),
         (Annotated[int, Field(ge=1)], 0, "value: Input should be greater than or equal to 1"),
+        (float, 10**400, "value: Input should be a finite number"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(annotation: Any, argument: Any, said: str):
@@ -291,6 +292,20 @@ def test_how_parameters_are_passed():
     here = ToolContext("e1")
     positional, named = signature.bind(signature.validate({"a": 1, "b": 2}), here)
     assert function(*positional, **named) == (1, 2, 3, here)
+
+
+def test_a_context_may_be_passed_by_its_place():
+    def function(context: ToolContext, a: int, /) -> Any:
+        """Do it.
+
+        Args:
+            a: A number.
+        """
+        return context, a
+
+    signature, here = read_signature(function), ToolContext("e1")
+    positional, named = signature.bind(signature.validate({"a": 1}), here)
+    assert function(*positional, **named) == (here, 1)
 
 
 def test_partials_and_methods_are_functions():

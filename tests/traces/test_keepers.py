@@ -164,6 +164,27 @@ def test_a_secret_may_be_a_number_or_have_any_letter(secret, ascii_only):
     assert tool.inputs == {"pin": MARK, "more": {"PIN": [MARK, True]}}
 
 
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [
+        ("ab/cd", r'{"pin": "ab\/cd"}'),
+        ("p\u00e4ss", r'{"pin": "\u0070\u00E4ss"}'),
+        ("\U0001f600!", r'{"pin": "\uD83D\uDE00!"}'),
+        ('a"b\n', r'"{\"pin\": \"a\\\"b\\n\"}"'),  # arguments as a string of JSON
+    ],
+)
+def test_a_secret_is_left_out_however_json_spells_it(secret: str, said: str):
+    reply, _ = redact([entry(0, 1, "turn", outputs=said), entry(0, 2, "tool", {"pin": secret})], ["pin"])
+    read = json.loads(reply.outputs)
+    assert (json.loads(read) if isinstance(read, str) else read) == {"pin": MARK}
+
+
+def test_a_row_of_backslashes_is_searched_in_no_time():
+    said, secret = "\\" * 9000, "\\" * 40 + "x"
+    reply, _ = redact([entry(0, 1, "turn", outputs=said), entry(0, 2, "tool", {"pin": secret})], ["pin"])
+    assert reply.outputs == said
+
+
 def test_without_secrets_a_trace_is_left_as_it_is():
     trace = [entry(), entry(0, 1, "tool", {"q": "cats", "api_key": ""})]
     assert redact(trace, ["api_key"]) == trace == redact(trace, [])

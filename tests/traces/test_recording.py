@@ -16,7 +16,7 @@ from turnwise.recipe import parse_config
 from turnwise.render import Renderer
 from turnwise.tools import ToolFault, function_tool
 from turnwise.traces.entries import Entry, describe
-from turnwise.traces.recording import Trace
+from turnwise.traces.recording import Recording, Trace
 from turnwise.types import Action, Ending, Message, Observation, Segment, Turn
 
 TEMPLATE = (
@@ -257,6 +257,13 @@ def test_nothing_is_recorded_unless_asked_for(renderer):
     collector.collect(Scripted(renderer))
     assert collector.tally.traces == []
     assert all(one["episode"]["recording"] is None for one in collector.state())
+
+
+@pytest.mark.parametrize(("inputs", "found"), [({"query": {1}}, 3), ("wiki", 1j)])
+def test_a_span_that_is_told_no_json_says_so_at_once(inputs: Any, found: Any):
+    told = pytest.raises(ValueError, match=r"the span 'wiki' is told .*; tell it what is JSON")
+    with told, Recording().span("search", "wiki", inputs) as note:
+        note(["a page"], found=found)
 
 
 def test_siblings_are_traced_together(renderer):

@@ -20,7 +20,11 @@ class Agents:
         """Who plays this sample; without one, the recipe's own agent."""
         name = sample.agent if sample else ""
         if name not in self._made:
-            self._made[name] = self._component(name).make("agent", setting=self._setting)
+            component = self._component(name)
+            made = component.make("agent", setting=self._setting)
+            if not callable(getattr(made, "run", None)):
+                raise ValueError(f"agent.use is {component.use!r}, which has no method run(session); give it one")
+            self._made[name] = made
         return self._made[name]
 
     def _component(self, name: str) -> Component:

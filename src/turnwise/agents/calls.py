@@ -93,7 +93,6 @@ class Calls:
             raise
         finally:
             self._open.discard(task)
-            self._quiet_since = asyncio.get_running_loop().time()
 
     def reward(self, amount: float, turn: int | None = None) -> None:
         """Raises Refusal."""
@@ -173,7 +172,10 @@ class Calls:
         if turn >= self._max_turns:
             self._over.set_result(prompt)
             raise OverLimit(f"the episode has had its {self._max_turns} turns (agent.max_turns)")
-        parsed = await chat.reply()
+        try:
+            parsed = await chat.reply()
+        finally:  # and not where a call is refused, or a program could repeat it for ever
+            self._quiet_since = asyncio.get_running_loop().time()
         assert chat.generation is not None
         self._replies.append(chat.text)
         self._newest = chat

@@ -175,7 +175,11 @@ class Chat:
 
 def _action(text: str, parsed: ParsedReply) -> Action:
     """What follows the reasoning is the action: the answer, or the calls."""
-    start = text.find(parsed.reasoning) + len(parsed.reasoning) if parsed.reasoning else 0
+    start = 0
+    # Reasoning of several blocks has something between its lines.
+    for thought in [parsed.reasoning] if parsed.reasoning in text else parsed.reasoning.split("\n"):
+        found = text.find(thought, start)
+        start = start if found < 0 else found + len(thought)
     broken = any(call.status != "ok" for call in parsed.calls)
     said = text[start:].strip()
     return Action(said, "invalid" if broken else "valid", said, parsed.reasoning, start)

@@ -7,6 +7,7 @@ Nobody can guess it, so that programs cannot speak for one another.
 
 import asyncio
 import hashlib
+import json
 import secrets
 import socket
 import threading
@@ -103,7 +104,8 @@ class Endpoint:
         told = await _refusing(answer)
         if asked.stream:
             return StreamingResponse(asked.events(told), media_type="text/event-stream")
-        return JSONResponse(asked.whole(told))
+        # In ASCII, since it repeats words of the program, which may hold half a surrogate pair.
+        return Response(json.dumps(asked.whole(told)), media_type="application/json")
 
     def _answer(
         self, episode: _Episode, key: str, request: Request, ask: Callable[[], Awaitable[Answer]]

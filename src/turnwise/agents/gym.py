@@ -1,6 +1,7 @@
 """Plays a Gymnasium environment: observation, memory, prompt, generation, action, feedback, turn."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,9 +20,11 @@ class Standing:
     observation: Observation
     past: list[Turn] = field(default_factory=list)  # what the memory may read
     actions: list[str] = field(default_factory=list)  # all that were played: they bring the environment back
+    left_out: int = 0  # of the past, the oldest turns for which the newest prompt had no room
 
 
 _STANDING = TypeAdapter(Standing)
+AskIds = Callable[[tuple[int, ...]], Awaitable[str]]  # of a question in ids, the reply
 
 
 class Gym:
@@ -110,46 +113,58 @@ class Gym:
         text = self.codec.text(generation.token_ids)
         return Turn(observation, question, generation, None, 0, 0.0, text, text, text)
 
-    async def _prompt(
-        self, standing: Standing, ask: Callable[[tuple[int, ...]], Awaitable[str]]
-    ) -> tuple[tuple[int, ...], bool]:
+    async def _prompt(self, standing: Standing, ask: AskIds) -> tuple[tuple[int, ...], bool]:
         """The next prompt; where it, or what the memory asks, is too long, without the oldest turns, and then True."""
-        limit = self.config.rollout.max_prompt_tokens
-        past = whole = list(standing.past)
+        past, found = list(standing.past), None
+        if standing.left_out:  # last time, and nearly as many now; but a memory that asks is not asked twice
+            with suppress(_Asked):
+                found = await self._fit(standing, past, min(standing.left_out, len(past)), _halt)
+        prompt, standing.left_out = found or await self._fit(standing, past, 0, ask)
+        return prompt, standing.left_out > 0
+
+    async def _fit(
+        self, standing: Standing, past: Sequence[Turn], start: int, ask: AskIds
+    ) -> tuple[tuple[int, ...], int]:
+        """The prompt without as few of the oldest turns as can be, and how many these are, sought from `start` on."""
+        prompt, tokens, left_out = None, 0, start
+        while prompt is None:
+            try:
+                prompt = await self._render(standing, past[left_out:], ask)
+            except _TooLong as problem:
+                tokens, left_out = problem.tokens, left_out + 1
+            if left_out > len(past):
+                raise ValueError(
+                    f"rollout.max_prompt_tokens is {self.config.rollout.max_prompt_tokens}, but the instructions and "
+                    f"one observation of {self.task} alone take {tokens} tokens; raise it"
+                )
+        with suppress(_TooLong):
+            while 0 < left_out <= start:
+                prompt = await self._render(standing, past[left_out - 1 :], ask)
+                left_out -= 1
+        return prompt, left_out
+
+    async def _render(self, standing: Standing, past: Sequence[Turn], ask: AskIds) -> tuple[int, ...]:
+        """The prompt by such a past; one that is too long, or such a question, is a _TooLong."""
 
         def fitting(messages: list[Message]) -> tuple[int, ...]:
             prompt = self.codec.prompt(messages)
-            if len(prompt) > limit:
+            if len(prompt) > self.config.rollout.max_prompt_tokens:
                 raise _TooLong(len(prompt))
             return prompt
 
         async def ask_fitting(messages: list[Message]) -> str:
             return await ask(fitting(messages))
 
-        while True:
-            try:
-                messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
-                if not isinstance(messages, list) or not messages:
-                    name = type(self.memory).__name__
-                    raise ValueError(f"memory: {name} answers with {messages!r:.80}; let it be a list of messages")
-                return fitting(messages), len(past) < len(whole)
-            except _TooLong as problem:
-                tokens = problem.tokens
-            if not past:
-                raise ValueError(
-                    f"rollout.max_prompt_tokens is {limit}, but the instructions and one observation of "
-                    f"{self.task} alone take {tokens} tokens; raise it"
-                )
-            past = past[1:]
+        messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
+        if not isinstance(messages, list) or not messages:
+            name = type(self.memory).__name__
+            raise ValueError(f"memory: {name} answers with {messages!r:.80}; let it be a list of messages")
+        return fitting(messages)
 
     async def _next_prompt(self, standing: Standing) -> tuple[int, ...]:
         """The prompt that would follow, never sampled: a memory that would ask first has asked it."""
-
-        async def halt(question: tuple[int, ...]) -> str:
-            raise _Asked(question)
-
         try:
-            return (await self._prompt(standing, halt))[0]
+            return (await self._prompt(standing, _halt))[0]
         except _Asked as asked:
             return asked.question
 
@@ -190,6 +205,10 @@ class _Asked(Exception):
 
     def __init__(self, question: tuple[int, ...]):
         self.question = question
+
+
+async def _halt(question: tuple[int, ...]) -> str:
+    raise _Asked(question)
 
 
 class _TooLong(Exception):

@@ -20,7 +20,8 @@ Place = str  # file and row, for the sentence that says what is wrong with it
 def find_files(key: str, patterns: Sequence[str]) -> list[Path]:
     """The files that paths, folders and patterns name, in the order given, those of a folder by name."""
     found = [file for pattern in patterns for file in _matching(key, pattern)]
-    twice = next((file for place, file in enumerate(found) if file in found[:place]), None)
+    places = [file.resolve() for file in found]
+    twice = next((file for number, file in enumerate(found) if places[number] in places[:number]), None)
     if twice:
         raise ValueError(f"{key} names {twice} twice; leave one out")
     return found
@@ -80,8 +81,7 @@ def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
         try:
             rows = csv.DictReader(lines, strict=True)
-            columns = rows.fieldnames or ()
-            if twice := next((name for place, name in enumerate(columns) if name in columns[:place]), None):
+            if twice := _repeated(rows.fieldnames or ()):
                 raise ValueError(f"{path} names the column {twice} twice; leave one out")
             for number, row in enumerate(rows, 1):
                 if None in row or None in row.values():
@@ -91,17 +91,23 @@ def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
             raise ValueError(f"{path} is not CSV: {error}") from error
 
 
+def _repeated(columns: Sequence[str]) -> str | None:
+    return next((name for place, name in enumerate(columns) if name in columns[:place]), None)
+
+
 def _parquet(path: Path) -> Iterator[tuple[Place, Row]]:
     pyarrow = optional("pyarrow", "data")
     parquet = optional("pyarrow.parquet", "data")
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
+            if twice := _repeated(file.schema_arrow.names):
+                raise ValueError(f"it names the column {twice} twice; leave one out")
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1
                     yield f"{path}, row {number}", _without_nothing(row)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:  # the last three of pages and values
         raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
 
 

@@ -174,6 +174,8 @@ class LLMServerClient:
             reply.add(piece.token_ids, piece.logprobs, attempt.version)
             self.counters[server.name].tokens += len(piece.token_ids)
             if piece.finish_reason is not None:
+                if not reply.tokens:
+                    raise ServerFailure(f"the server at {server.name} ended a reply before its first token")
                 self._router.succeeded(server.name)
                 return piece.finish_reason
             attempt.scope.reschedule(asyncio.get_running_loop().time() + self._timeout_s)

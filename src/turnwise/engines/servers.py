@@ -149,7 +149,12 @@ class Line:
             raise ServerFailure(f"the server at {self.url} is gone ({error!r})", gone=True) from error
         if response.status_code != 200:
             self._refuse(path, response)
-        return response.json() if response.content else {}
+        try:
+            return response.json() if response.content else {}
+        except ValueError as error:
+            raise ValueError(
+                f"the server at {self.url} does not answer {path} in JSON; engine.urls must name servers of engine.use"
+            ) from error
 
     def _refuse(self, path: str, response: Any) -> None:
         words = " ".join(response.text.split())[:_WORDS]

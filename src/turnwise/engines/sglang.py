@@ -36,6 +36,8 @@ class SGLangServer:
                     piece = self._piece(event["output_ids"], event["meta_info"], version)
                     # Whether events hold all tokens so far or the new ones alone is an option of the server.
                     old = len(piece.token_ids) - (event["meta_info"]["completion_tokens"] - seen)
+                if old < 0:  # a busy server may send the newest of several events alone
+                    raise ServerFailure(f"the server at {self.name} left out {-old} tokens of a reply")
                 seen += len(piece.token_ids) - old
                 yield replace(piece, token_ids=piece.token_ids[old:], logprobs=piece.logprobs[old:])
 

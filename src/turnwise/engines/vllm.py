@@ -136,6 +136,11 @@ def start(
     model: str, dtype: str, device: str, stop_ids: frozenset[int], log: Path, python: str, options: Mapping[str, Any]
 ) -> VLLMServer:
     """Start a server on a loopback port, which is not ready yet. `options` are its command line's, without dashes."""
+    if chosen := {"host", "port"} & options.keys():
+        raise ValueError(
+            f"engine.options has {' and '.join(sorted(chosen))}, but a launched server gets a loopback port of its "
+            "own; leave that out, or start the server yourself and name it in engine.urls"
+        )
     port = free_port()
     flags: dict[str, Any] = {
         "model": model,

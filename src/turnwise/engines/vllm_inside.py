@@ -138,8 +138,8 @@ class VLLMInside:
             try:
                 return asked.result(_POLL_S)
             except TimeoutError:
-                if asked.done():
-                    raise
+                if asked.done():  # just now, or its own time was up
+                    return asked.result()
             dead = self._engine is not None and self._engine.errored
             if dead or time.monotonic() > deadline:
                 asked.cancel()

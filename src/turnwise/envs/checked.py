@@ -5,6 +5,7 @@ in the configuration is a ValueError. Knows nothing of threads, processes and ti
 """
 
 import contextlib
+import difflib
 import importlib
 import math
 import traceback
@@ -22,6 +23,7 @@ from turnwise.parse import normalise
 from turnwise.surrogates import encodable
 from turnwise.types import Feedback, Observation
 
+_SHOWN = {"text", "cue", "instructions"}  # of an observation
 MAX_CHARACTERS = 1_000_000  # of an observation: more than any model reads
 
 
@@ -96,15 +98,16 @@ class CheckedEnvironment:
         with _blamed(ValueError):
             self.environment = make_environment(config, task)
             space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
-            offered = self._attribute("actions", ())
-            if isinstance(offered, str):
-                raise ValueError(f"the actions of {config.id} are {offered!r}; they must be a list of texts")
-            textual = isinstance(offered, Iterable) and all(isinstance(action, str) for action in offered)
-            distinct = textual and isinstance(offered, (list, tuple)) and len({*offered}) == len(offered)
+            offered = self._attribute("actions")
+            if isinstance(offered, (str, set, frozenset)):  # a set has another order in each process
+                raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be a list of texts")
+            listed = list(offered) if isinstance(offered, Iterable) else []
+            textual = all(isinstance(action, str) for action in listed)
+            distinct = textual and len({*listed}) == len(listed)
             if isinstance(offered, (list, tuple)) and not distinct and not config.actions:
                 raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be texts, each one once")
-            self.actions: list[str] = list(offered if textual else ()) or config.actions
-            self.default_action: str = self._attribute("default_action", config.default_action)
+            self.actions: list[str] = (listed if textual else []) or config.actions
+            self.default_action: str = self._attribute("default_action") or config.default_action
         for key, own in (("actions", self.actions), ("default_action", self.default_action)):
             if (asked := getattr(config, key)) and asked != own:
                 raise ValueError(f"environment.{key} is {asked!r}, but {config.id} has its own; leave it out")
@@ -125,7 +128,7 @@ class CheckedEnvironment:
 
     def offer(self) -> Offer:
         with _blamed():
-            translates, has_expert = (bool(self._attribute(name, None)) for name in ("translate", "expert"))
+            translates, has_expert = (self._attribute(name) is not None for name in ("translate", "expert"))
             return Offer(self.actions, self.default_action, translates, has_expert)
 
     def reset(self, seed: int) -> Observation:
@@ -162,7 +165,7 @@ class CheckedEnvironment:
         """The legal action that a near-miss means; None where it means none."""
         plain = normalise(said)
         with _blamed():
-            meaning = self._attribute("translate", None)(plain) if plain else None
+            meaning = self._attribute("translate")(plain) if plain else None
             if meaning is not None and meaning not in self.actions:
                 raise EnvironmentFailure(f"it translated {said!r:.80} to {meaning!r:.80}, which is no legal action")
             return meaning
@@ -170,7 +173,10 @@ class CheckedEnvironment:
     def expert(self) -> str:
         """What the environment's own expert would play now."""
         with _blamed():
-            return self._attribute("expert", None)()
+            advice = self._attribute("expert")()
+            if not isinstance(advice, str) or (self.actions and advice not in self.actions):
+                raise EnvironmentFailure(f"its expert would play {advice!r:.80}, which is no legal action")
+            return advice
 
     def close(self) -> None:
         """What an environment says at its end concerns nobody: it may be broken."""
@@ -182,6 +188,9 @@ class CheckedEnvironment:
         text = parts.get("text")
         if not isinstance(text, str):
             raise EnvironmentFailure(f"its observation is {observation!r:.80}, neither text nor a dict with `text`")
+        for key in parts.keys() - _SHOWN:
+            if meant := difflib.get_close_matches(str(key), _SHOWN - parts.keys(), n=1, cutoff=0.8):
+                raise EnvironmentFailure(f"its observation has {key!r}, which nobody sees; did you mean {meant[0]!r}?")
         cue = "\n".join(part for part in (str(parts.get("cue", "")), self._cue) if part)
         instructions = str(parts.get("instructions", self.config.instructions))
         shown = Observation(*(encodable(part) for part in (text, cue, instructions)))
@@ -198,12 +207,12 @@ class CheckedEnvironment:
             )
         return float(success)
 
-    def _attribute(self, name: str, default: Any) -> Any:
-        """Of the environment, or of the outermost wrapper around it that has one."""
+    def _attribute(self, name: str) -> Any:
+        """Of the environment, or of the outermost wrapper around it that has one; None where nobody has."""
         layer = self.environment
-        while not (found := getattr(layer, name, None)) and isinstance(layer, gymnasium.Wrapper):
+        while (found := getattr(layer, name, None)) is None and isinstance(layer, gymnasium.Wrapper):
             layer = layer.env
-        return found or default
+        return found
 
 
 @contextlib.contextmanager

@@ -52,7 +52,14 @@ class Workers:
         self._processes: list[_Process] = []
         if config.workers == "process":
             number = min(config.processes or os.cpu_count() or 1, environments)
-            self._processes = [_Process(config.timeout_s) for _ in range(number)]
+            try:
+                for _ in range(number):
+                    self._processes.append(_Process(config.timeout_s))
+            except EnvironmentFailure as failure:
+                self.close()
+                raise ValueError(
+                    f"environment.workers is process, and of {number}, {failure}; lower environment.processes"
+                ) from failure
 
     def open(self, make: Make) -> Worker:
         worker: Worker
@@ -211,14 +218,14 @@ class _Process:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._child = context.Process(target=_live, args=(theirs,), daemon=True)
+        child = context.Process(target=_live, args=(theirs,), daemon=True)
         try:
-            self._child.start()
+            child.start()
         except OSError as error:
-            self._child = None
             raise EnvironmentFailure(f"its process could not be started: {error}") from error
         finally:
             theirs.close()
+        self._child = child  # now that it can be killed
         self._life += 1
         self._begun = False  # the child says when
 

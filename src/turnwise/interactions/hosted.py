@@ -1,6 +1,8 @@
 """A user played by another model, behind an OpenAI-compatible server (pip install turnwise[openai])."""
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -38,10 +40,10 @@ class HostedUser(BaseInteraction):
     async def start_interaction(  # type: ignore[override]  # filled by name
         self, instance_id: str, interaction_kwargs: Mapping[str, Any]
     ) -> str:
-        persona = self._settings.persona
-        for key, value in interaction_kwargs.items():  # no str.format, which reaches into attributes
-            persona = persona.replace(f"{{{key}}}", str(value))
-        self._personas[instance_id] = persona
+        def said(name: re.Match[str]) -> str:  # no str.format, which reaches into attributes
+            return str(interaction_kwargs.get(name[1], name[0]))
+
+        self._personas[instance_id] = re.sub(r"\{(.+?)\}", said, self._settings.persona)
         return instance_id
 
     async def generate_response(
@@ -49,7 +51,10 @@ class HostedUser(BaseInteraction):
     ) -> tuple[bool, str, float, Mapping[str, Any]]:
         spoken = [message for message in messages if message["role"] in ("user", "assistant")]
         heard = [Message(role="system", content=self._personas[instance_id])]
-        heard += [Message(role=_OTHER[one["role"]], content=one["content"]) for one in spoken]
+        # A reply may be calls alone, and what follows it be said in one breath: templates may want roles to alternate.
+        told = (one for one in spoken if one["content"] or one is spoken[-1])
+        for role, run in groupby(told, key=lambda one: _OTHER[one["role"]]):
+            heard.append(Message(role=role, content="\n".join(one["content"] for one in run)))
         asked = self._settings
         seed = derive("user", asked.seed, instance_id, len(spoken))
         text = (await self._hosted.answer(heard, Sampling(asked.max_tokens, asked.temperature, seed=seed))).text.strip()

@@ -29,6 +29,10 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
         )
     except (OSError, ValueError) as error:
+        if (Path(path) / "model" / "config.json").is_file():
+            raise ValueError(
+                f"model.path is {config.path!r}, the folder of a run; did you mean {str(Path(path) / 'model')!r}?"
+            ) from error
         raise ValueError(
             f"model.path is {config.path!r}, which cannot be opened ({str(error).splitlines()[0]:.200}); give "
             f"{', '.join(EMBEDDED)}, the id of a model on the Hugging Face hub, or a folder with config.json, "

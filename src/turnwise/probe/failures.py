@@ -8,7 +8,7 @@ from turnwise.types import End, Segment, Status
 
 EXAMPLES = 2  # shown of each group
 FIRST, LAST = 12, 4  # turns that are shown of a long episode
-INVALID = LOOP = 0.5  # of an episode's turns: more than half, and it is what the episode was about
+INVALID = LOOP = 0.5  # of an episode's turns: half of them, and it is what the episode was about
 
 CAUSES = {  # in the order in which they are asked; an episode counts under the first that holds
     "invalid actions": "half of its actions or more were not understood",
@@ -72,7 +72,7 @@ def cause(episode: Segment) -> str | None:
     did = [(turn.observation.text, turn.action) for turn in episode.turns if turn.action]
     if sum(action.status == "invalid" for _, action in did) >= INVALID * len(did):
         return "invalid actions"
-    if len(did) > 1 and len({seen for seen, _ in did}) == 1:
+    if episode.end == "truncated" and len(did) > 1 and len({seen for seen, _ in did}) == 1:
         return "never left the start"
     if len(did) - len({(seen, action.text) for seen, action in did}) >= LOOP * len(did):
         return "loop"

@@ -3,8 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from turnwise.components import COMPONENTS, Component
@@ -90,24 +90,28 @@ def probe(plan: Plan, engine: Engine, renderer: Codec, finished: Callable[[], ob
     """Play the plan and measure it; `finished` hears of each episode of the model."""
     began = time.monotonic()
     config = plan.config
+    players = {name: invite(config) for name, invite in OTHERS.items()}
+    records = {name: evaluate(config, player) for name, player in players.items() if player}
     slots = play_held_out(config, engine, renderer, finished)
-    episodes = _episodes(slots)
+    sweep = dict.fromkeys(plan.memories, slots)
+    for turns, component in plan.memories.items():
+        if plan.swept and component.make("memory") != plan.own:
+            sweep[turns] = play_held_out(config.model_copy(update={"memory": component}), engine, renderer, finished)
+    told = _told([slots, *sweep.values()], [one for played in records.values() for one in played])
+    episodes = _episodes(slots, told)
     memories = []
     for turns, component in plan.memories.items():
-        again = slots
-        if plan.swept and component.make("memory") != plan.own:
-            again = play_held_out(config.model_copy(update={"memory": component}), engine, renderer, finished)
-        prompts = prompt_lengths(_episodes(again), component.make("memory"), renderer)
-        measured = (_shortened(again), _sheets(_episodes(again), config)) if plan.swept else (None, ())
+        again = _episodes(sweep[turns], told)
+        prompts = prompt_lengths(again, component.make("memory"), renderer)
+        measured = (_shortened(sweep[turns]), _sheets(again, config)) if plan.swept else (None, ())
         memories.append(Memory(turns, prompts, *measured))
-    players = {name: invite(config) for name, invite in OTHERS.items()}
     actions = list(dict.fromkeys(action for slot in slots for action in gym_of(slot).host.offer.actions))
     return Probe(
         plan.recipe,
         config.model.path,
         config,
         _sheets(episodes, config),
-        {name: _scores(evaluate(config, player), config) for name, player in players.items() if player},
+        {name: _scores(played, config, told) for name, played in records.items()},
         tuple(invalid_texts(episodes, actions, TEXTS)),
         tuple(group_failures(episodes)),
         lengths([len(turn.prompt_ids) for episode in episodes for turn in episode.turns]),
@@ -146,8 +150,24 @@ async def _nobody(messages: list[Message]) -> str:
     raise AssertionError("a window asks nothing")
 
 
-def _episodes(slots: Sequence[Slot]) -> list[Segment]:
-    return [segment for slot in slots for segment in slot.segments]
+def _told(plays: Sequence[Sequence[Slot]], records: Sequence[Record]) -> set[str]:
+    """The tasks in which success is told of some episodes, whoever played them."""
+    outcomes = [(one.task, one.outcome) for slots in plays for slot in slots for one in slot.segments]
+    return {
+        task
+        for task, outcome in [*outcomes, *((r.task, r) for r in records)]
+        if outcome and outcome.success is not None
+    }
+
+
+def _episodes(slots: Sequence[Slot], told: Set[str]) -> list[Segment]:
+    """Where success in a task is told of some, the others had none."""
+    return [_judged(segment) if segment.task in told else segment for slot in slots for segment in slot.segments]
+
+
+def _judged(episode: Segment) -> Segment:
+    assert episode.outcome is not None
+    return replace(episode, outcome=replace(episode.outcome, success=bool(episode.outcome.success)))
 
 
 def _shortened(slots: Sequence[Slot]) -> float:
@@ -160,12 +180,12 @@ def _sheets(episodes: Sequence[Segment], config: Config) -> tuple[Sheet, ...]:
     return (sheet(ALL, episodes), *(sheet(task, own) for task, own in by_task))
 
 
-def _scores(records: Sequence[Record], config: Config) -> tuple[Score, ...]:
-    scores = [_score(task, [one for one in records if one.task == task]) for task in config.environment.tasks]
+def _scores(records: Sequence[Record], config: Config, told: Set[str]) -> tuple[Score, ...]:
+    scores = [_score(task, [one for one in records if one.task == task], told) for task in config.environment.tasks]
     return (pooled(scores, ALL), *scores)
 
 
-def _score(task: str, records: Sequence[Record]) -> Score:
-    verdicts = [record.success for record in records if record.success is not None]
+def _score(task: str, records: Sequence[Record], told: Set[str]) -> Score:
+    successes = sum(bool(record.success) for record in records) if task in told else None
     returns, turns = (fmean(one) for one in zip(*((r.episode_return, r.turns) for r in records), strict=True))
-    return Score(task, len(records), sum(verdicts) if verdicts else None, returns, turns)
+    return Score(task, len(records), successes, returns, turns)

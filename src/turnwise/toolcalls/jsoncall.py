@@ -22,6 +22,7 @@ def _finite(number: str) -> float:
     return value
 
 
+_DEEPEST = 100  # lists and objects within one another; Python itself cannot copy many more
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
@@ -30,7 +31,7 @@ def decode_at(text: str, start: int) -> tuple[Any, int]:
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
     try:
-        return _DECODER.raw_decode(text, start)
+        value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         excerpt = text[max(start, error.pos - 20) : error.pos + 20]
         raise NotJSON(f"{error.msg} at character {error.pos - start} of the JSON, near {excerpt!r}") from None
@@ -38,6 +39,19 @@ def decode_at(text: str, start: int) -> tuple[Any, int]:
         raise NotJSON("it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits, or none of JSON's
         raise NotJSON(str(error).partition(":")[0]) from None
+    if _depth(value) > _DEEPEST:
+        raise NotJSON("it is nested too deeply")
+    return value, end
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects stand within one another."""
+    depth, level = -1, [value]
+    while level:
+        depth += 1
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for parts in inside for part in parts]
+    return depth
 
 
 def decode_all(text: str) -> Any:

@@ -66,7 +66,7 @@ class ToolBox:
             for tool in self._tools.values():
                 if tool.limits.eager_create:
                     await self._instance(tool)
-        except (ToolError, _Refusal) as error:
+        except ToolError as error:
             await self.release()
             raise ToolFault(f"a tool cannot begin the episode: {_first_line(error)}") from error
         except BaseException:
@@ -149,7 +149,7 @@ class ToolBox:
             arguments = tool.validate(call.arguments)
         except UnicodeEncodeError as error:  # half a pair of surrogates, with which no tool can do anything
             raise _Refusal("invalid_arguments", f"The call of {tool.name} was not made: no valid text.") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, OverflowError) as error:
             raise _Refusal("invalid_arguments", f"The call of {tool.name} was not made: {error}.") from error
         except Exception as error:
             raise ToolFault(f"tool {tool.name} cannot check its arguments: {_first_line(error)}") from error
@@ -202,9 +202,9 @@ class ToolBox:
             given = f"{self.episode}/{tool.name}"
             try:
                 answer = await self._method(tool, tool.create, "create_kwargs", given)
-            except (ToolError, ToolFault, _Refusal):
+            except (ToolError, ToolFault):
                 raise
-            except Exception as error:  # the model has no part in it, and cannot mend it
+            except Exception as error:  # the model has no part in it, and cannot mend it; nor in one that hangs
                 raise ToolFault(f"tool {tool.name} cannot begin the episode: {_first_line(error)}") from error
             if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], ToolResponse)):
                 raise ToolFault(f"tool {tool.name}: create returned {answer!r:.80} instead of an id and a ToolResponse")
@@ -234,7 +234,7 @@ class ToolBox:
     def _checked(self, tool: BaseTool, value: Any) -> tuple[ToolResponse, float, Mapping[str, Any]]:
         try:
             return normalise(value)
-        except (TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # an object of the tool's own may raise anything when it is made a text
             raise ToolFault(f"tool {tool.name} answered wrongly: {error}") from error
 
     def _shown(self, response: ToolResponse) -> ToolResponse:
@@ -252,5 +252,5 @@ def _first_line(error: BaseException) -> str:
     """What went wrong, without the stack: the model can use no more, and paths are none of its business."""
     said = str(error).strip().splitlines()
     first = said[0][:300] if said else ""
-    plain = isinstance(error, ToolError | Exited)
+    plain = isinstance(error, ToolError | Exited | _Refusal)
     return first if plain and first else f"{type(error).__name__}: {first}".removesuffix(": ")

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import yaml
-
 from turnwise.components import load_object, nearest, with_colon
+from turnwise.recipe import read_tree
 from turnwise.tools.base import BaseTool
 from turnwise.tools.function import as_tool, is_marked
 from turnwise.tools.mcp import mcp_tools
@@ -39,12 +38,8 @@ def _load(source: str) -> list[BaseTool]:
 
 
 def _from_yaml(path: Path) -> list[BaseTool]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    known = ("tools", "mcp_servers")
-    if not isinstance(tree, dict) or not tree:
+    tree, known = read_tree(path), ("tools", "mcp_servers")
+    if not tree:
         raise ValueError(f"{path} must hold a list under `tools` or `mcp_servers`")
     for key, entries in tree.items():
         if key not in known:

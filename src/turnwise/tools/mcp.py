@@ -8,17 +8,33 @@ import base64
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from turnwise.calling import in_thread
 from turnwise.components import nearest
+from turnwise.recipe import parse
 from turnwise.tools.base import BaseTool
 from turnwise.tools.records import ToolError, ToolFault, ToolResponse, ToolSchema
 
 _PARTING_S = 8.0  # the client gives a server 2 s to end by itself and 2 more to obey a signal
-_KEYS = ("url", "command", "args", "env", "connect_s", "tools", "config")
+
+
+class Entry(BaseModel):
+    """Of `mcp_servers` in a tool file."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = []
+    env: dict[str, str] | None = None
+    connect_s: float = Field(default=30.0, gt=0)  # how long the server may take to begin
+    tools: list[str] | None = None  # by their names; null: all
+    config: dict[str, Any] = {}  # limits of every tool
 
 
 class McpServer:
@@ -35,24 +51,32 @@ class McpServer:
         self._connect_s = connect_s
         self._lock = threading.Lock()
         self._session: _Session | None = None
+        self._parting: list[_Session] = []
 
     def tools(self) -> list[Any]:
         """What the server offers, in mcp's own records. Raises ValueError if it cannot be reached."""
         try:
             return self._open().run(_list_tools).result(self._connect_s)
         except Exception as error:
+            self.close()
             raise ValueError(f"the MCP server {self.name} cannot be reached: {_plain(error)}") from error
+
+    async def open(self) -> "_Session":
+        """Raises ToolFault."""
+        try:
+            return await in_thread(self._open)
+        except Exception as error:
+            raise ToolFault(f"the MCP server {self.name} cannot be reached: {_plain(error)}") from error
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResponse:
         """Raises ToolError where the tool refuses, and ToolFault where the server is gone."""
         from mcp import MCPError
 
-        session = None
+        session = await self.open()
         try:
-            session = await in_thread(self._open)
             done = await asyncio.wrap_future(session.run(lambda client: client.call_tool(tool, arguments)))
         except MCPError as error:
-            if error.code != _connection_closed():
+            if error.code not in _session_ended():
                 raise ToolError(str(error)) from error
             self._drop(session)
             raise ToolFault(f"the MCP server {self.name} closed the connection during a call of {tool}") from error
@@ -65,41 +89,47 @@ class McpServer:
         return response
 
     def close(self) -> None:
-        session = self._session
-        self._drop(session)
-        if session is not None:
+        self._drop(self._session)
+        for session in self._parting:
             session.wait()
 
     def _open(self) -> "_Session":
-        with self._lock:
+        with self._lock:  # for an instant only, as loops in which episodes are played take it too
             if self._session is None:
-                self._session = _Session(self._target, self._connect_s)
-            return self._session
+                self._session = _Session(self._target)
+            session = self._session
+        try:
+            session.opened.result(self._connect_s)
+        except BaseException:
+            self._drop(session)
+            raise
+        return session
 
     def _drop(self, session: "_Session | None") -> None:
         with self._lock:
             if session is not None and self._session is session:
                 self._session = None
                 session.stop()
+                self._parting = [*(one for one in self._parting if one.lives), session]
 
 
 class _Session:
     """A client in a thread of its own."""
 
-    def __init__(self, target: Any, connect_s: float):
+    def __init__(self, target: Any):
         self._target = target
+        self.opened: Future[Any] = Future()  # the client
         self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(self._serve(opened := Future()))
+        self._task = self._loop.create_task(self._serve())
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
-        try:
-            self._client = opened.result(connect_s)
-        except BaseException:
-            self.stop()
-            raise
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
 
     def run(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(ask(self._client), self._loop)
+        return asyncio.run_coroutine_threadsafe(ask(self.opened.result()), self._loop)
 
     def stop(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended already
@@ -113,16 +143,17 @@ class _Session:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_until_complete(asyncio.wait({self._task}))
 
-    async def _serve(self, opened: "Future[Any]") -> None:
+    async def _serve(self) -> None:
         try:
             from mcp import Client
 
             async with Client(self._target) as client:
-                opened.set_result(client)
+                self.opened.set_result(client)
                 await asyncio.Event().wait()  # until it is cancelled
         except BaseException as error:
-            if not opened.done():
-                opened.set_exception(error)
+            if not self.opened.done():
+                stopped = isinstance(error, asyncio.CancelledError)  # by one of several who wait
+                self.opened.set_exception(TimeoutError() if stopped else error)
 
 
 class McpTool(BaseTool):
@@ -135,6 +166,11 @@ class McpTool(BaseTool):
             raise ValueError(f"config of mcp_servers does not take {', '.join(self.config)}")
         self._server = server
 
+    async def create(self, instance_id: str | None = None) -> tuple[str | None, ToolResponse]:
+        """Wait for the server here: a call that waits too long may be the model's fault."""
+        await self._server.open()
+        return instance_id, ToolResponse()
+
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> ToolResponse:
         return await self._server.call(self.name, parameters)
 
@@ -143,33 +179,30 @@ class McpTool(BaseTool):
 
 
 def mcp_tools(entry: Mapping[str, Any]) -> list[BaseTool]:
-    """The tools of one entry of `mcp_servers` in a tool file: all, or those named under `tools`.
-
-    An entry has a `url`, or a `command` with `args` and `env`; `connect_s` is how long the server may take to begin,
-    and `config` holds the limits of every tool.
-    """
-    for key in entry:
-        if key not in _KEYS:
-            raise ValueError(f"unknown key mcp_servers.{key}{nearest(str(key), _KEYS)}")
-    if ("url" in entry) == ("command" in entry):
+    """The tools of one entry of `mcp_servers` in a tool file."""
+    try:
+        asked = parse(entry, Entry)
+    except ValueError as error:
+        raise ValueError(f"mcp_servers: {error}") from error
+    name = asked.url or asked.command
+    if not name or (asked.url and asked.command):
         raise ValueError("an entry of mcp_servers needs a url or a command, and not both")
     try:
         from mcp import StdioServerParameters
     except ImportError as error:
         raise ValueError("mcp_servers needs a package: pip install turnwise[mcp]") from error
-    name = target = entry.get("url") or entry["command"]
-    if "command" in entry:
-        target = StdioServerParameters(command=name, args=entry.get("args", []), env=entry.get("env"))
-    server = McpServer(target, name, entry.get("connect_s", 30.0))
-    return tools_of(server, entry.get("tools"), entry.get("config", {}))
+    target = asked.url or StdioServerParameters(command=name, args=asked.args, env=asked.env)
+    return tools_of(McpServer(target, name, asked.connect_s), asked.tools, asked.config)
 
 
-def tools_of(server: McpServer, names: Any = None, config: Mapping[str, Any] | None = None) -> list[BaseTool]:
+def tools_of(
+    server: McpServer, names: Sequence[str] | None = None, config: Mapping[str, Any] | None = None
+) -> list[BaseTool]:
     """The tools of a server that have these names; None: all."""
     offered = {tool.name: tool for tool in server.tools()}
     for name in names or ():
         if name not in offered:
-            raise ValueError(f"the MCP server {server.name} has no tool {name!r}{nearest(str(name), offered)}")
+            raise ValueError(f"the MCP server {server.name} has no tool {name!r}{nearest(name, offered)}")
     return [McpTool(server, offered[name], config or {}) for name in (offered if names is None else names)]
 
 
@@ -203,10 +236,11 @@ def _text(block: Any) -> str | None:
     return None if block.type == "image" else f"[{block.type} that cannot be shown]"
 
 
-def _connection_closed() -> int:
-    from mcp.types import CONNECTION_CLOSED
+def _session_ended() -> tuple[int, ...]:
+    """What a client is told where the connection broke, or where a server that began again knows no such session."""
+    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
 
-    return CONNECTION_CLOSED
+    return CONNECTION_CLOSED, INVALID_REQUEST
 
 
 def _plain(error: BaseException) -> str:

@@ -95,7 +95,8 @@ _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDO
 
 
 def _command(root: str, limits: Sequence[str]) -> list[str]:
-    """The sandbox dies when we do: `setpriv` ties `unshare` to us, and `--kill-child` ties the program to it."""
+    """The sandbox dies when we do: `setpriv` ties `unshare` to us, `--kill-child` ties the first process in its
+    namespaces to it, and with that Linux ends the program."""
     isolated = [sys.executable, "-I", str(_SANDBOX), root, *limits]
     return ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, "--kill-child", *isolated]
 

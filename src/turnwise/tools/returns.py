@@ -7,7 +7,7 @@
 | None, bool, number, list, dict | the text of its JSON |
 | bytes, or anything with an image's `size` and `mode`, or an array's `shape` and `dtype` | an image |
 | (response,), (response, reward), (response, reward, metrics) | the response by this table |
-| anything else | `str` of it |
+| anything else with a text of its own | `str` of it |
 
 No reward means 0, no metrics means none.
 """
@@ -26,6 +26,8 @@ def normalise(value: Any) -> tuple[ToolResponse, float, Mapping[str, Any]]:
     if not 1 <= len(parts) <= 3:
         raise TypeError(f"it returned a tuple of {len(parts)}; return (response, reward, metrics) or fewer")
     response, reward, metrics = (*parts, None, None)[:3]
+    if isinstance(reward, str):
+        raise TypeError(f"its reward is {reward!r:.80}; return a number")
     reward = 0.0 if reward is None else float(reward)
     if not math.isfinite(reward):
         raise ValueError(f"its reward is {reward}")
@@ -42,8 +44,15 @@ def _response(value: Any) -> ToolResponse:
     if isinstance(value, bytes | bytearray) or _is_image(value):
         return ToolResponse(image=[value])
     if value is None or isinstance(value, bool | int | float | list | dict):
-        return ToolResponse(json.dumps(value, ensure_ascii=False, default=str))
-    return ToolResponse(str(value))
+        return ToolResponse(json.dumps(value, ensure_ascii=False, allow_nan=False, default=_text))
+    return ToolResponse(_text(value))
+
+
+def _text(value: Any) -> str:
+    """Of an object that has one: what Python says of any other is its address."""
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        raise TypeError(f"it returned {type(value).__name__}, which has no text; return a text, or what JSON can say")
+    return str(value)
 
 
 def _is_image(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """Turns this process into a program that can compute and print, and nothing else. Run by `python.py`, never imported.
 
-It starts as the first process in namespaces of its own. It builds a root directory that holds an interpreter and an
-empty folder, gives up every privilege, refuses itself the system calls that reach beyond the process, and becomes the
-program. Where any step fails, the program does not run. Only the standard library is in reach.
+It starts as the first process in namespaces of its own, and stays that: with it everything in them ends. Its child
+builds a root directory that holds an interpreter and an empty folder, gives up every privilege, refuses itself the
+system calls that reach beyond the process, and becomes the program. Where any step fails, the program does not run.
+Only the standard library is in reach.
 
     python -I sandbox.py ROOT MEMORY_MB DISK_MB CPU_S  < program
 """
@@ -43,10 +44,12 @@ REFUSED = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
+    "semget": (64, 190),
     "msgget": (68, 186),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    "syslog": (103, 116),
 }
 SYS_CLONE3 = 435
 
@@ -54,6 +57,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(root: str, memory_mb: int, disk_mb: int, cpu_s: int) -> None:
+    if child := os.fork():
+        # The tie to our parent is lost when a thread executes something; so it must not be the program's own.
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(ended if ended >= 0 else 128 - ended)  # as shells tell of signals
     program = sys.stdin.buffer.read()
     os.setsid()  # a process group reaches through namespaces, and a signal to it would reach us
     build_root(root, disk_mb)
@@ -74,7 +81,8 @@ def main(root: str, memory_mb: int, disk_mb: int, cpu_s: int) -> None:
 
 def build_root(root: str, disk_mb: int) -> None:
     """A file system in memory: the system's libraries and the interpreter, read-only and without devices, and /tmp."""
-    check(libc.mount(b"tmpfs", root.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, f"size={disk_mb}m".encode()), "mount")
+    size = f"size={disk_mb}m,nr_inodes={disk_mb}k"  # an empty file takes a kilobyte, which the size does not count
+    check(libc.mount(b"tmpfs", root.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size.encode()), "mount")
     shown: list[str] = []
     system = ("/usr", "/lib", "/lib64", "/bin")
     # An interpreter may be known by a link, and link to its own files by where they are.

@@ -48,8 +48,8 @@ class Signature:
 
     def bind(self, values: dict[str, Any], context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the call."""
-        positional = [values.pop(name, default) for name, default in self.positional_only.items()]
-        return positional, {**values, **({self.context: context} if self.context else {})}
+        named = {**values, **({self.context: context} if self.context else {})}
+        return [named.pop(name, default) for name, default in self.positional_only.items()], named
 
 
 def _said(problem: Any) -> str:
@@ -70,7 +70,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         signature = inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError) as error:
         raise ValueError(f"the function {name} cannot be a tool: {error}") from error
-    for parameter in signature.parameters.values():
+    every = signature.parameters.values()
+    for parameter in every:
         if parameter.annotation is ToolContext or ToolContext in get_args(parameter.annotation):
             context = parameter.name
         elif parameter.name not in bound:
@@ -79,7 +80,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     if problems:
         raise ValueError(f"the function {name} cannot be a tool: {'; '.join(problems)}")
     adapter, parameters = _adapt(name, shown, described)
-    positional = {one.name: one.default for one in shown.values() if one.kind is one.POSITIONAL_ONLY}
+    positional = {one.name: one.default for one in every if one.kind is one.POSITIONAL_ONLY}
     text = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
     return Signature(name, text, parameters, adapter, positional, context)
 
@@ -126,7 +127,7 @@ def _adapt(
         kind = Annotated[kind, Field(description=text or _note(kind))]
         hints[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
     record = TypedDict(name, hints)  # type: ignore[operator]  # made of what the function has
-    record.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    record.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(record)
         schema = adapter.json_schema()

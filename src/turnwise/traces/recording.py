@@ -3,6 +3,7 @@
 Times are Unix seconds. A recording is part of where a slot stands, so it is saved and restored with its episode.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -97,10 +98,12 @@ class Recording:
     @contextmanager
     def span(self, kind: str, name: str, inputs: Any) -> Iterator[Note]:
         """Time what happens inside, as a part of the newest turn; what it raises is noted as its error."""
+        _check_json(name, inputs)
         span = Span(kind, name, inputs, now())
         (self.turns[-1].spans if self.turns else self.spans).append(span)
 
         def note(outputs: Any, **attributes: Any) -> None:
+            _check_json(name, [outputs, attributes])
             span.outputs = outputs
             span.attributes |= attributes
 
@@ -111,6 +114,13 @@ class Recording:
             raise
         finally:
             span.end_s = now()
+
+
+def _check_json(name: str, told: Any) -> None:
+    try:
+        json.dumps(told)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the span {name!r} is told {told!r:.80}; tell it what is JSON ({error})") from error
 
 
 def no_span(kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:

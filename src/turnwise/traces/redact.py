@@ -5,6 +5,7 @@ and later prompts show it again. So its value is taken out of every text of the 
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,19 +21,33 @@ def redact(entries: Sequence[Entry], keys: Collection[str]) -> list[Entry]:
     secrets = {secret for entry in entries if entry.kind == "tool" for secret in _under(entry.inputs, names, False)}
     if not secrets:
         return list(entries)
-    spellings = {text for one in secrets for text in (one, _in_json(one, True), _in_json(one, False))}
-    hidden = sorted(spellings, key=len, reverse=True)  # the longest first, since one may be a part of another
+    # The longest first, since one may be a part of another.
+    hidden = sorted({text for one in secrets for text in _spellings(one)}, key=len, reverse=True)
+    escaped = re.compile("|".join("".join(map(_escaped, one)) for one in sorted(secrets, key=len, reverse=True)))
 
     def clean(text: str) -> str:
         for secret in hidden:
             text = text.replace(secret, MARK)
-        return text
+        return escaped.sub(MARK, text) if "\\" in text else text
 
     return [_cleaned(_blanked(entry, names) if entry.kind == "tool" else entry, clean) for entry in entries]
 
 
-def _in_json(text: str, ascii_only: bool) -> str:
-    return json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+def _spellings(secret: str) -> list[str]:
+    """As it is, in JSON, and in JSON inside a string of JSON, as arguments may be written."""
+    spelt = [secret]
+    for _ in range(2):
+        spelt += [json.dumps(text, ensure_ascii=ascii_only)[1:-1] for text in spelt for ascii_only in (True, False)]
+    return spelt
+
+
+def _escaped(letter: str) -> str:
+    """A pattern of a letter of a secret, which JSON may escape though it need not."""
+    units = letter.encode("utf-16-be", "surrogatepass").hex()
+    code = "".join(rf"\\{{1,3}}u(?i:{units[place : place + 4]})" for place in range(0, len(units), 4))
+    short = re.escape(json.dumps(letter, ensure_ascii=False)[-2])
+    # Atomic: a row of backslashes could else be read in more ways than anybody can try.
+    return rf"(?>{re.escape(letter)}|\\{{1,3}}{short}|{code})"
 
 
 def _blanked(entry: Entry, names: Collection[str]) -> Entry:
