@@ -19,12 +19,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in ("treasure", "guided"):
+    for name in ("treasure", "guided", "deeds"):
         sys.modules.pop(name, None)
 
 
 def test_the_page_holds_what_it_promises(folder):
-    assert {file.name for file in folder.iterdir()} == {"treasure.py", "guided.py", "treasure.yaml"}
+    assert {file.name for file in folder.iterdir()} == {"treasure.py", "guided.py", "deeds.py", "treasure.yaml"}
     assert len((folder / "treasure.py").read_text().splitlines()) <= 31
 
 
@@ -52,7 +52,7 @@ def test_seeds_decide_and_ends_are_what_the_page_says(folder):
 
 def test_the_commands_run(folder, capsys):
     commands = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if "turnwise" in line]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for line in commands:
         _, kind, *arguments = shlex.split(line)
         extra = SMALL if kind == "train" else ["evaluation.episodes=2", "evaluation.slots=2"]

@@ -39,7 +39,7 @@ class Turns:
 )
 def test_a_run_does_not_begin_with_one_that_does_not(keys, words, tmp_path: Path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("rollout: {n_env: 16}\n")
+    recipe.write_text('environment: {id: "helpers:Counter"}\nrollout: {n_env: 16}\n')
     config = load_config(recipe, [f"run={tmp_path / 'run'}", *keys])
     with pytest.raises(ValueError, match=words):
         train(config)

@@ -2,6 +2,10 @@
 
 Whoever asks for a reply when the batch is full waits, and the next batch goes on from there; or what is under way goes
 on. Either way the prompt whose reply is no turn yet is the one to bootstrap from.
+
+So a prompt is *asking* until its reply is *recorded* as a turn; on the way it may be *held*, while the batch is full.
+The turn is *sure* when the agent asks again or ends, since only then is it known what follows it; and sure turns alone
+are *cut* off as the batch.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ class Full:
     An invalid action is the exception: it is shown as the default that was played, and a new row begins.
     """
 
-    span: None = None
+    span = None
 
     async def prompt(self, past: Sequence[Turn], index: int, observation: Observation, ask: Ask) -> list[Message]:
         messages = system(past[0].observation if past else observation)
