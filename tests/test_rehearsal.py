@@ -14,8 +14,12 @@ from turnwise.train import train
 
 
 @pytest.mark.parametrize("name", COMPONENTS["advantage"])
-def test_all_that_ship_pass(name):
-    rehearse(Component(use=name).make("advantage"), UpdateConfig())
+def test_all_that_ship_pass_and_would_not_if_they_said_otherwise_whether_they_read_a_critic(name):
+    made = Component(use=name).make("advantage")
+    rehearse(made, UpdateConfig())
+    other = type("Other", (type(made),), {"critic": not made.critic})()
+    with pytest.raises(ValueError, match=f"Other has critic={other.critic}, but answers"):
+        rehearse(other, UpdateConfig())
 
 
 class Turns:

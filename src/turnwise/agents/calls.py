@@ -86,10 +86,10 @@ class Calls:
         except Refusal:
             raise
         except EpisodeFailure as failure:
-            self._fail(failure)
+            self.fail(failure)
             raise Refusal(str(failure)) from failure
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             raise
         finally:
             self._open.discard(task)
@@ -107,6 +107,11 @@ class Calls:
             raise Refusal("an episode cannot end before its first chat call")
         if not self._over.done():
             self._over.set_result(self._newest.prompt if how == "truncated" else ())
+
+    def fail(self, error: Exception) -> None:
+        """Let the episode be lost, whatever the program makes of it."""
+        if not self._over.done():
+            self._over.set_exception(error)
 
     async def play(self, program: Awaitable[Any], timeout_s: float) -> tuple[int, ...]:
         """Run the program until it ends, or the episode does; then it is cancelled. A number that it returns is earned
@@ -200,10 +205,6 @@ class Calls:
             raise OverLimit(str(error)) from error
         except ValueError as error:  # of the template, which does not take the conversation
             raise Refusal(str(error)) from error
-
-    def _fail(self, error: Exception) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)
 
 
 async def _part(tasks: Collection[asyncio.Future[Any]]) -> None:

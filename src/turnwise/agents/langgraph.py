@@ -62,11 +62,8 @@ class LangGraphAgent:
         sample = sample_of(session)
         async with self._toolset.open(session.name, sample.tools, sample.tools_kwargs) as box:
             calls = Calls(session, self._setting, self._max_turns, self._format)
-            faults: list[EpisodeFailure] = []
-            given = {"model": self._model(calls=calls), "tools": _tools_of(box, calls, faults), "sample": sample}
+            given = {"model": self._model(calls=calls), "tools": _tools_of(box, calls), "sample": sample}
             final_prompt = await calls.play(self._program(given, opening(sample, box)), self._timeout_s)
-            if faults:  # which a graph may have shown to the model as a mistake of its own
-                raise faults[0]
             session.reward(sum((await box.final_rewards()).values()))
             return await self._judge(session, sample, calls, final_prompt)
 
@@ -96,15 +93,12 @@ def react(model: Any, tools: Sequence[Any]) -> Any:
     return graph
 
 
-def _tools_of(box: ToolBox, calls: Calls, faults: list[EpisodeFailure]) -> list[Any]:
-    """The tools of the episode as those of LangChain. What they refuse they say; what they give is earned.
-
-    What is no fault of the model's is raised, and kept in `faults`.
-    """
-    return [_tool(box, calls, faults, schema["function"]) for schema in box.schemas]
+def _tools_of(box: ToolBox, calls: Calls) -> list[Any]:
+    """The tools of the episode as those of LangChain. What they refuse they say; what they give is earned."""
+    return [_tool(box, calls, schema["function"]) for schema in box.schemas]
 
 
-def _tool(box: ToolBox, calls: Calls, faults: list[EpisodeFailure], schema: dict[str, Any]) -> Any:
+def _tool(box: ToolBox, calls: Calls, schema: dict[str, Any]) -> Any:
     session = calls.session
     for kept in _KEPT & schema["parameters"].get("properties", {}).keys():
         raise ValueError(
@@ -115,8 +109,8 @@ def _tool(box: ToolBox, calls: Calls, faults: list[EpisodeFailure], schema: dict
         call = ToolCall(schema["name"], arguments, "ok", (0, 0))
         try:
             (result,) = await box.run([call], session.turns, calls.messages, session.span)
-        except EpisodeFailure as failure:
-            faults.append(failure)
+        except EpisodeFailure as failure:  # a graph may show it to the model as a mistake of its own
+            calls.fail(failure)
             raise
         if result.reward:
             session.reward(result.reward)
