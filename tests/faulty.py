@@ -1,5 +1,6 @@
 """An environment that fails by a schedule, and what the schedule foretells. Child processes import it: no torch."""
 
+import asyncio
 import ctypes
 import math
 import os
@@ -17,7 +18,7 @@ import gymnasium
 from turnwise.config import Config
 from turnwise.seeds import episode_seed
 
-GARBAGE = ("none", "short", "nan", "no text", "bytes", "info", "endless", "exit politely", "runs out")
+GARBAGE = ("none", "short", "nan", "no text", "bytes", "info", "endless", "exit politely", "cancels", "runs out")
 Seeds = Callable[[int], int]
 
 
@@ -79,6 +80,8 @@ class Faulty(gymnasium.Env[Any, str]):
             raise RuntimeError("the network is down")
         if fate == "exit politely":
             raise SystemExit(3)
+        if fate == "cancels":
+            raise asyncio.CancelledError
         if fate == "exit":
             os._exit(3)
         if fate == "segfault":

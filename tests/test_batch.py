@@ -8,7 +8,8 @@ from helpers import segment, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.batch import Batch, Micro, pack
+from turnwise.batch import Batch, pack
+from turnwise.lines import Micro
 from turnwise.types import Segment
 
 

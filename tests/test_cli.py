@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,59 @@ def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:
     events = EventAccumulator(str(recipe.parent / "run" / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("turns/valid")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", ["async", "elastic"])
+def test_a_run_tells_how_it_plays_held_out_levels_and_stays_the_same_run(mode: str, recipe: Path, capsys: Any) -> None:
+    def lines_of(*overrides: str) -> list[dict[str, Any]]:
+        folder = recipe.parent / f"run-{len(overrides)}"
+        assert run("train", recipe, f"rollout.mode={mode}", "steps=4", f"run={folder}", *overrides) == 0
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+
+    told = lines_of("evaluation.every=2")
+    held_out = [line for line in told if line["phase"] == "evaluation"]
+    assert [line["step"] for line in held_out] == [0, 2, 4]
+    assert all(line["held_out/Counting/turns"] == 3 for line in held_out)
+    assert "held out, after 4 steps: Counting 1.000 [0.510, 1.000]" in capsys.readouterr().out
+    assert [line for line in told if line["phase"] != "evaluation"] == lines_of()
+
+
+def test_what_no_chat_template_asks_for_is_refused(recipe: Path, capsys: Any) -> None:
+    told = "model.chat_template_kwargs={enable_thinking: false}"
+    for words in (["train", recipe], ["eval", "tiny", recipe], ["probe", "tiny", recipe]):
+        assert "has enable_thinking, for which the chat template of" in refused(capsys, *words, told)
+    hosted = refused(capsys, "eval", "http://127.0.0.1:1/v1#some", recipe, told)
+    assert "does nothing: http://127.0.0.1:1/v1#some has a template of its own" in hosted
+
+
+def test_prompts_and_replies_are_no_longer_than_the_model_can_read(recipe: Path, capsys: Any) -> None:
+    longer = ["rollout.max_prompt_tokens=4000", "rollout.max_reply_tokens=97"]
+    for words in (["train", recipe], ["eval", "tiny", recipe], ["probe", "tiny", recipe]):
+        told = refused(capsys, *words, *longer)
+        assert "rollout.max_prompt_tokens=4000 and rollout.max_reply_tokens=97 are more than the 4096 tokens" in told
+    assert run("train", recipe, *longer[:1], "rollout.max_reply_tokens=96", "steps=0", "warmup.w_epoch=0") == 0
+
+
+class Diary:
+    def __init__(self, folder: Path, done: int, name: str):
+        self._page = (folder / name).open("a")
+        self._page.write(f"from {done}\n")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if step == 2:
+            raise OSError("no ink")
+        print(step, "turns/valid" in metrics, file=self._page, flush=True)
+
+
+def test_a_tracker_may_be_ones_own(recipe: Path, capsys: Any) -> None:
+    own = "log.trackers=[{use: 'test_cli:Diary', name: diary.txt}]"
+    assert run("train", recipe, own, "warmup.w_epoch=0", "evaluation.every=3") == 0
+    lines = (recipe.parent / "run" / "diary.txt").read_text().splitlines()
+    assert lines == ["from 0", "0 False", "1 True", "3 True", "3 False"]
+    assert "Diary missed step 2: no ink" in capsys.readouterr().out
+    misspelt = own.replace("name", "nmae")
+    assert "unknown key log.trackers.nmae; did you mean 'name'?" in refused(capsys, "train", recipe, misspelt)
 
 
 def test_tensorboard_forgets_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
@@ -335,8 +389,29 @@ def test_what_is_to_be_played_is_said_once(recipe: Path, suite: Path, capsys: An
     assert "cannot be probed; use turnwise eval" in refused(capsys, "probe", "http://127.0.0.1:1/v1#m", recipe)
     assert "nowhere/x.json cannot be written" in refused(capsys, "eval", "random", recipe, "--json", "nowhere/x.json")
     with pytest.raises(SystemExit):
+        run("eval", "random", recipe, "--suite", "")
+    assert "an argument is empty" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
         run("eval", "random", recipe, "--out", recipe.parent / "out", "nonsense")
     assert "unrecognized arguments: nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval", "probe"])
+def test_what_only_training_heeds_is_refused_elsewhere(command: str, recipe: Path, capsys: Any) -> None:
+    idle = refused(capsys, command, "tiny", recipe, "steps=3")
+    assert "steps=3 does nothing where nobody learns; leave it out" in idle
+    greedy = refused(capsys, command, "tiny", recipe, "rollout.temperature=0.5")
+    assert "rollout.temperature=0.5 does nothing where nobody learns; set evaluation.temperature" in greedy
+    other = refused(capsys, command, "tiny", recipe, "model.path=tiny-games")
+    assert "both tiny and model.path=tiny-games say who plays" in other
+
+
+@pytest.mark.parametrize("override", ["model.lora.rank=8", "model.lora=null", "model.lora.alpha=8"])
+def test_a_run_is_judged_with_the_adapters_that_it_has(override: str, recipe: Path, capsys: Any) -> None:
+    (recipe.parent / "run").mkdir()
+    (recipe.parent / "run" / "config.yaml").write_text(recipe.read_text())
+    for command in ("eval", "probe"):
+        assert f"{override} would be other adapters" in refused(capsys, command, recipe.parent / "run", override)
 
 
 def test_dry_run_prints_a_configuration_that_can_be_run(recipe: Path, tmp_path: Path, capsys: Any) -> None:
@@ -430,6 +505,20 @@ def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: Any) -> None:
     capsys.readouterr()
     error = refused(capsys, "train", recipe, "--resume")
     assert str(newest) in error and "policy.safetensors" in error
+
+
+def test_where_a_checkpoint_is_refused_no_engine_is_made_and_no_process_is_left(
+    recipe: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    processes = ["environment.workers=process", "environment.processes=1", "warmup.w_epoch=0", "steps=1"]
+    assert run("train", recipe, *processes) == 0
+    (newest,) = (recipe.parent / "run" / "checkpoints").iterdir()
+    (newest / "policy.safetensors").unlink()
+    capsys.readouterr()
+    before = multiprocessing.active_children()
+    monkeypatch.setattr("turnwise.train.make_engine", lambda *_: pytest.fail("servers would be started"))
+    assert str(newest) in refused(capsys, "train", recipe, *processes, "--resume")
+    assert multiprocessing.active_children() == before
 
 
 def test_a_run_of_another_configuration_is_not_resumed(recipe: Path, capsys: Any) -> None:

@@ -101,6 +101,25 @@ def test_other_levels_are_refused(tmp_path):
         compare(a, keep(tmp_path / "d", {"y": [1.0, 0.0, 1.0]}))
 
 
+def test_levels_that_were_passed_over_are_left_out_and_counted(tmp_path):
+    """Level 3 failed, and another was played in its place."""
+    a, b = (keep(tmp_path / name, {"x": [1.0, 0.0, 0.0, 1.0]}, name) for name in ("a", "b"))
+    file = b / "episodes.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for one in lines:
+        if one["number"] == 3:
+            one |= {"number": 5, "seed": 105, "failures": 1}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compare(a, b)
+    assert [(row.task, row.ties, row.alone) for row in found] == [("a", 2, 0), ("b", 1, 2), ("", 3, 2)]
+    console = Console(width=120, record=True)
+    console.print(difference_table(found, a, b))
+    assert "left out, since an environment failed: 2 levels" in console.export_text()
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines if line["number"]))  # one is yet to be played
+    with pytest.raises(ValueError, match="finish both"):
+        compare(a, b)
+
+
 def test_what_tells_no_progression_cannot_be_compared(tmp_path):
     folder = keep(tmp_path / "a", {"x": [1.0, 0.0]})
     file = folder / "episodes.jsonl"

@@ -81,7 +81,7 @@ def test_overrides_win_over_the_recipe_and_later_ones_over_earlier(load):
     config = load(RECIPE, *overrides, "log.trackers=[tensorboard]")
     assert (config.seed, config.update.epochs, config.run, config.update.grad_clip) == (8, 3, "x", None)
     assert config.memory.make("memory") == Window(turns=4)
-    assert config.log.trackers == ["tensorboard"]
+    assert [tracker.use for tracker in config.log.trackers] == ["tensorboard"]
     assert config.update.minibatch == 16
 
 
@@ -241,7 +241,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ),
         (
             "agent: {use: tool}\ndata: {train: rows.csv}\nparser: {cue: Well}",
-            ["parser.cue=Well does nothing where samples are played"],
+            ["parser.cue=Well does nothing where samples are played", "or take a recipe that plays samples"],
         ),
         (
             "agent: {use: tool}\ndata: {train: rows.csv}\nenvironment: {reward: native}",
@@ -258,6 +258,13 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("update:", ["update is null", "epochs"]),
         ("seed: {a: 1}", ["seed is {'a': 1}", "integer"]),
         ("run: 5", ["run is 5", "string"]),
+        ("run: []", ["run is []", "string"]),
+        ("steps: true", ["steps is True", "integer"]),
+        ("update: {actor_lr: true}", ["update.actor_lr is True", "number"]),
+        ("rollout: {episodes: 1, group: 2, filter_groups: 1}", ["rollout.filter_groups is 1", "boolean"]),
+        ("memory: {turns: true}", ["memory.turns is True", "integer"]),
+        ("memory:", ["memory is null", "a name, or a group of keys with `use`"]),
+        ("agents: {other: {use: tool}}", ["agents names other", "set data.train"]),
         ("steps: .nan", ["steps is nan"]),
         ("update: {actor_lr: .inf}", ["update.actor_lr is inf", "finite"]),
         ("update: {whiten: perhaps}", ["update.whiten is 'perhaps'"]),
@@ -284,7 +291,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("update: {dual_clip: 1}", ["update.dual_clip is 1", "greater than 1"]),
         ("checkpoint: {keep: 0}", ["checkpoint.keep is 0", "greater than 0"]),
         ("update: {lr_schedule: Cosine}", ["update.lr_schedule is 'Cosine'", "'cosine'"]),
-        ("log: {trackers: [wandb]}", ["log.trackers", "'wandb'", "'tensorboard'"]),
+        ("log: {trackers: [wandb]}", ["log.trackers.use is 'wandb'", "there are tensorboard", "module:Class"]),
         # keys that do not fit together
         ("update: {minibatch: 500}", ["update.minibatch is 500", "256", "rollout.n_env", "rollout.e_len"]),
         ("update: {minibatch: 100}", ["update.minibatch=100", "256", "divide"]),
@@ -320,7 +327,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ("advantage: {use: rloo}", ["model.critic=separate would learn nothing", "advantage.use=rloo", "critic=none"]),
         (
             CRITICLESS + "warmup: {w_epoch: 3}",
-            ["warmup.w_epoch=3 does nothing", "model.critic is none", "leave it out"],
+            ["warmup.w_epoch=3 does nothing", "model.critic is none", "leave out what a critic alone heeds"],
         ),
         (
             "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1, group: 8}",
@@ -328,6 +335,10 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         ),
         (CRITICLESS + "warmup: {tolerance: 0.5}", ["warmup.tolerance=0.5 does nothing"]),
         (CRITICLESS + "update: {critic_lr: 1e-4}", ["update.critic_lr=0.0001 does nothing"]),
+        (
+            CRITICLESS + "warmup: {w_epoch: 3, w_iter: 2}",
+            ["warmup.w_iter=2, warmup.w_epoch=3 do nothing", "(the defaults are 5, 40)"],
+        ),
         (CRITICLESS + "update: {value_clip: null}", ["update.value_clip=None does nothing"]),
         (CRITICLESS + "update: {first_token_weight: 1}", ["update.first_token_weight=1.0 does nothing"]),
         (

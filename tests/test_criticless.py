@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -133,6 +134,8 @@ THREE = torch.zeros(3)
         (Answer(Estimate(THREE / 0, THREE)), "Answer answers with advantages some of which are no finite numbers"),
         (Answer(Estimate(torch.zeros(2), THREE)), r"advantages of shape \[2\]; make it \[3\]"),
         (Answer(Estimate(THREE, THREE, torch.ones(1, 3))), r"targets of shape \[1, 3\]; make it \[3\]"),
+        (Answer(Estimate(THREE, THREE, torch.ones(3).long())), "torch.int64, .* let them be of torch.bool"),
+        (Answer(Estimate(THREE, THREE, THREE.bool())), "torch.bool, 0 of which are set; .* one at least True"),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny, estimator, words):
@@ -140,6 +143,17 @@ def test_what_does_not_fit_is_refused(tiny, estimator, words):
     batch = pack([segment(turn([1, 2], [3, 4, 5]))])
     with pytest.raises(ValueError, match=words):
         assign_credit(batch, policy.score(batch, 100), estimator, 0.0)
+
+
+@pytest.mark.parametrize(("name", "places"), [("actor", ()), ("critic", ("values",)), ("critic", ("bootstraps",))])
+def test_a_model_that_broke_is_named_and_not_the_estimator(tiny, name, places):
+    policy = Policy(tiny[0], "shared", reference=False)
+    batch = pack([segment(turn([1, 2], [3, 4, 5]), end="cut")])
+    scores = policy.score(batch, 100)
+    scores = replace(scores, **{place: getattr(scores, place) / 0 for place in places})
+    batch = batch if places else replace(batch, logprobs=batch.logprobs * math.nan)
+    with pytest.raises(FloatingPointError, match=f"the {name} answers with .* not finite: lower update.{name}_lr"):
+        assign_credit(batch, scores, DualGAE(), 0.0)
 
 
 def test_whitening_is_as_the_estimator_has_it_unless_told_otherwise(tiny):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.batch import pack
-from turnwise.loss import explained_variance, kl_k1, kl_k3, policy_loss, value_loss, whiten
+from turnwise.loss import effective_share, explained_variance, kl_k1, kl_k3, policy_loss, value_loss, whiten
+from turnwise.update import mismatch
 
 finite = st.floats(-2, 2, width=32)
 tokens = st.lists(st.tuples(finite, finite, finite), min_size=1, max_size=20)
@@ -148,6 +149,7 @@ def test_whitening_can_count_marked_numbers_alone():
     assert whitened[where].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
     assert whitened.tolist() == pytest.approx(((x - 2) / 2**0.5).tolist())
     assert torch.equal(whiten(x, torch.ones(4, dtype=torch.bool)), whiten(x))
+    assert whiten(x.clamp(max=2), x > 2).tolist() == [-1.0, 0.0, 0.0, -4.0]  # those marked have no spread
 
 
 def test_whitening_keeps_the_order_and_ignores_shift_and_scale():
@@ -156,7 +158,7 @@ def test_whitening_keeps_the_order_and_ignores_shift_and_scale():
     assert whiten(x).argsort().tolist() == x.argsort().tolist()
 
 
-@pytest.mark.parametrize("numbers", [[0.1] * 7, [5.0]])
+@pytest.mark.parametrize("numbers", [[0.1] * 7, [5.0], [1000.1] * 3])
 def test_numbers_without_spread_are_only_centred(numbers):
     assert whiten(torch.tensor(numbers)).tolist() == pytest.approx([0.0] * len(numbers), abs=1e-3)
 
@@ -168,8 +170,26 @@ def test_explained_variance_at_its_limits():
     assert explained_variance(torch.full((4,), 2.0), returns).item() == pytest.approx(0)
     assert explained_variance(-returns, returns).item() == pytest.approx(-3)
     assert explained_variance(returns, torch.ones(4)).item() == 0
+    assert explained_variance(torch.tensor([1.0, 2.0, 4.0]), torch.full((3,), 1000.1)).item() == 0
 
 
 def test_explained_variance_of_an_error_of_half_the_spread():
     returns = torch.tensor([-1.0, 1.0, -1.0, 1.0])
     assert explained_variance(returns / 2, returns).item() == pytest.approx(0.75)
+
+
+def test_a_mismatch_of_engine_and_trainer_is_told_by_its_weights():
+    """The weights are .904837, 1 and 3.004166."""
+    told = mismatch(torch.tensor([-1.1, -0.5, -0.9]) - torch.tensor([-1.0, -0.5, -2.0]))
+    sizes = (0.904837 + 1 + 3.004166) ** 2 / (0.904837**2 + 1 + 3.004166**2)
+    expected = {"gap": 1.1, "gap_mean": 1.2 / 3, "k3": 0.303001, "effective": sizes / 3}
+    assert told == pytest.approx({f"actor/engine_{name}": value for name, value in expected.items()}, abs=1e-6)
+
+
+@given(st.lists(st.floats(-80, 80, width=32), min_size=1, max_size=9), st.floats(-80, 80, width=32))
+def test_the_effective_share_is_of_weights_in_any_unit(gaps, shift):
+    gap = torch.tensor(gaps, dtype=torch.float64)
+    share = effective_share(gap)
+    assert 1 / len(gaps) - 1e-9 <= share <= 1 + 1e-9
+    torch.testing.assert_close(effective_share(gap + shift), share)
+    assert effective_share(torch.full_like(gap, shift)) == pytest.approx(1)

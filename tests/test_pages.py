@@ -21,7 +21,7 @@ GROUPS = {
     and not any(issubclass(kind, Component) for kind in kinds)
 }
 # What only some runs count: agents, scorers, estimators without a critic, tracers.
-SELDOM = {"groups/played", "groups/useless", "tools/...", "reward/...", "calls/unreadable", "traces/lost"}
+SELDOM = {"groups/played", "groups/useless", "tools/...", "limits/...", "reward/...", "calls/unreadable", "traces/lost"}
 SELDOM |= {"environment/...", "tokenization/mismatch", "tokenization/mismatch_characters", "kl/action", "kl/action_k3"}
 
 
@@ -55,6 +55,7 @@ def test_every_figure_of_a_run_is_explained_and_no_other(tiny_folder: Path, tmp_
         "rollout": {"n_env": 2, "e_len": 2, "max_reply_tokens": 4},
         "update": {"minibatch": 4},
         "warmup": {"w_epoch": 1, "w_iter": 1},
+        "evaluation": {"every": 1, "episodes": 2, "slots": 2},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["train", str(tmp_path / "recipe.yaml")]) == 0, capsys.readouterr().err

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from turnwise import fused
 from turnwise import policy as policies
 from turnwise.advantages.gae import DualGAE
-from turnwise.batch import Batch, Estimate, Micro, pack
+from turnwise.batch import Batch, Estimate, pack
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
 from turnwise.lanes import Lanes
+from turnwise.lines import Micro
 from turnwise.policy import Forward, Policy, Scores
 from turnwise.types import Segment
 from turnwise.update import Credit, Objective, Optimizers, assign_credit, fit_critic, update

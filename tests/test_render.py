@@ -5,6 +5,7 @@ import pytest
 from helpers import CHATML, make_tokenizer
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from speakers import SPEAKERS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -190,6 +191,26 @@ def test_a_tokenizer_without_a_chat_template_is_refused_by_name():
     tokenizer.name_or_path = "some/base-model"
     with pytest.raises(ValueError, match="'some/base-model' has no chat template"):
         Renderer(tokenizer)
+
+
+def qwen3(**template_kwargs: Any) -> Renderer:
+    return Renderer(SPEAKERS["qwen3"].tokenizer, "exact", template_kwargs)
+
+
+def test_a_template_is_told_what_it_asks_for():
+    thinks, does_not = qwen3(), qwen3(enable_thinking=False)
+    asked = [user("What?")]
+    assert does_not.text(does_not.prompt(asked)) == thinks.text(thinks.prompt(asked)) + "<think>\n\n</think>\n\n"
+    reply = encoded(does_not.tokenizer, "That.")
+    longer = does_not.prompt([*asked, said(reply), user("And?")])
+    assert longer[: len(does_not.prompt(asked)) + len(reply)] == (*does_not.prompt(asked), *reply)
+    assert does_not.text(longer).count("<think>") == 2
+
+
+@pytest.mark.parametrize("name", ["enable_thinkin", "tools", "add_generation_prompt"])
+def test_what_a_template_does_not_ask_for_is_refused(name):
+    with pytest.raises(ValueError, match=f"model.chat_template_kwargs has {name}, for which the chat template of"):
+        qwen3(**{name: False})
 
 
 FORGETFUL = (

@@ -1396,6 +1396,34 @@ def test_no_turn_of_an_elastic_run_is_lost_by_a_crash_and_none_is_there_twice(re
     assert ended > 20
 
 
+class Remote(Window):
+    """Takes long over the first prompt, where that is said."""
+
+    waits: ClassVar[int] = 0
+
+    async def prompt(self, *given: Any) -> list[Message]:
+        waits, Remote.waits = Remote.waits, 0
+        for _ in range(waits):
+            await asyncio.sleep(0)
+        return await super().prompt(*given)
+
+
+def test_no_restored_turn_is_cut_off_before_it_is_known_what_follows(renderer):
+    config = play_config(memory={"use": f"{__name__}:Remote"}, rollout={"n_env": 3, "e_len": 4, "mode": "elastic"})
+    engine = Obedient(renderer)
+    with closing(Collector(config, renderer)) as collector:
+        collector.collect(engine)
+        saved = json.loads(json.dumps(collector.state()))
+    assert [len(slot["turns"]) for slot in saved] == [1, 1, 0]
+    with closing(Collector(config, renderer)) as collector:
+        assert collector.restore(saved) == 0
+        Remote.waits = 40
+        segments = [one for _ in range(6) for one in collector.collect(engine)]
+    assert all(one.final_prompt_ids for one in segments)
+    steps, first = [step_of(turn) for turn in acted(segments, 0)], len(saved[0]["agent"]["actions"]) - 1
+    assert steps and steps == list(range(first, first + len(steps)))
+
+
 def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer):
     collector = Collector(reading(shift=True), renderer)
     engine = Scripted(renderer, ["yes"])
@@ -1565,6 +1593,83 @@ def test_an_elastic_batch_ends_whatever_is_under_way(renderer):
         assert under_way
 
 
+class Choosy:
+    """Asks everything twice, and does without the first reply; then a tool is at work."""
+
+    def __init__(self, setting: Any):
+        self.codec = setting.codec
+
+    async def run(self, session: Any) -> Ending:
+        for number in range(7):
+            prompt = self.codec.prompt([{"role": "user", "content": f"{session.name} {number}"}])
+            await session.generate((*prompt, 0))
+            reply = await session.generate(prompt)
+            for _ in range(number):
+                await asyncio.sleep(0)
+            text = self.codec.text(reply.token_ids)
+            action = Action(text, "valid", text, "", 0)
+            session.record(Turn(Observation(""), prompt, reply, action, 0, 0.5, *[text] * 3))
+        return Ending(())
+
+
+@pytest.mark.parametrize("mode", ["async", "elastic"])
+def test_no_batch_waits_for_a_reply_that_is_no_turn(renderer, mode):
+    agent, rollout = {"use": f"{__name__}:Choosy"}, {"n_env": 2, "e_len": 2, "mode": mode}
+    with closing(Collector(play_config(agent=agent, rollout=rollout), renderer)) as collector:
+        engine = Scripted(renderer, ["yes"])
+        segments = [one for _ in range(8) for one in collector.collect(engine)]
+    cuts = 0
+    for slot in range(2):
+        for one, following in itertools.pairwise(one for one in segments if one.slot == slot):
+            if one.end == "cut":
+                cuts += 1
+                assert following.turns[0].prompt_ids in (one.final_prompt_ids, one.final_prompt_ids[:-1])
+    assert cuts > 5
+
+
+class Forked(Twofold):
+    """Does so as a group of tasks, in which a tool breaks in the first episode, or somebody has made a mistake."""
+
+    def __init__(self, setting: Any, error: str = "EpisodeFailure"):
+        super().__init__(setting)
+        self.error = {"EpisodeFailure": EpisodeFailure, "ValueError": ValueError}[error]
+
+    async def run(self, session: Any) -> Ending:
+        async with asyncio.TaskGroup() as group:
+            for number in range(2):
+                group.create_task(self._ask(session, number))
+        return Ending(())
+
+    async def _ask(self, session: Any, number: int) -> None:
+        await super()._ask(session, number)
+        if session.name.endswith("/0"):
+            raise self.error("the tool broke")
+
+
+def test_a_failure_in_a_group_of_tasks_loses_the_episode_and_a_mistake_is_told_as_it_is(renderer):
+    agent, rollout = {"use": f"{__name__}:Forked"}, {"n_env": 1, "e_len": 10}
+    with closing(Collector(play_config(agent=agent, rollout=rollout), renderer)) as collector:
+        assert [one.episode for one in collector.collect(Scripted(renderer, ["yes"]))] == [1]
+        assert (collector.tally.failures, collector.tally.last_failure) == (1, "the tool broke")
+    config = play_config(agent={**agent, "error": "ValueError"}, rollout=rollout)
+    with closing(Collector(config, renderer)) as collector, pytest.raises(ValueError, match=r"^the tool broke$"):
+        collector.collect(Scripted(renderer, ["yes"]))
+
+
+class Secretive(Twofold):
+    """Does not say how its episode ended."""
+
+    async def run(self, session: Any) -> Any:
+        await super().run(session)
+
+
+def test_an_agent_that_tells_no_end_is_a_mistake(renderer):
+    config = play_config(agent={"use": f"{__name__}:Secretive"}, rollout={"n_env": 1, "e_len": 20})
+    told = r"^agent: Secretive ends with None; let run return an Ending$"
+    with closing(Collector(config, renderer)) as collector, pytest.raises(ValueError, match=told):
+        collector.collect(Scripted(renderer, ["yes"]))
+
+
 class Fickle:
     """Fails after every third turn, before anybody knows how the episode goes on."""
 
@@ -1596,3 +1701,39 @@ def test_an_elastic_batch_has_no_turn_that_may_still_fail(renderer, n_env):
             assert all(one.final_prompt_ids for one in segments)
             dropped += collector.tally.dropped_turns
         assert dropped
+
+
+class Headless(Twofold):
+    """A branch fails in the first episode, and nobody tells the others."""
+
+    async def run(self, session: Any) -> Ending:
+        await asyncio.gather(super().run(session), self._fail(session))
+        return Ending(())
+
+    async def _fail(self, session: Any) -> None:
+        while session.name.endswith("/0"):
+            if session.turns == 3:
+                raise EpisodeFailure("the tool broke")
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("mode", ["async", "elastic"])
+def test_what_is_left_of_an_episode_does_not_play_in_the_next_one(renderer, mode):
+    agent, rollout = {"use": f"{__name__}:Headless"}, {"n_env": 1, "e_len": 4, "mode": mode}
+    with closing(Collector(play_config(agent=agent, rollout=rollout), renderer)) as collector:
+        engine = Slow(renderer, ["yes"])
+        segments = [one for _ in range(4) for one in collector.collect(engine)]
+    for one in segments:
+        for turn in one.turns:
+            assert f"/0/{one.episode}." in renderer.text(turn.prompt_ids)
+
+
+def test_a_memory_is_asked_once_a_turn_where_its_note_does_not_fit(renderer):
+    """The question fits, and the prompt with the answer does not."""
+    rollout = {"n_env": 1, "e_len": 4, "max_prompt_tokens": 310, "max_reply_tokens": 200}
+    with closing(Collector(play_config(memory={"use": "note"}, rollout=rollout), renderer)) as collector:
+        replies = Scripted(renderer, lambda prompt, _: "n" * 150 if "Write down" in prompt else "ACTION: add")
+        segments = collector.collect(replies)
+        assert collector.tally.shortened_prompts == 3
+    asked = [turn.of_memory for one in segments for turn in one.turns]
+    assert asked == [False, True, False, True, False, True, False]

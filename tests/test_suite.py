@@ -152,11 +152,12 @@ def test_a_level_that_stands_there_twice_is_named(tmp_path):
         play(ladders(), tmp_path)
 
 
-def test_a_damaged_line_is_named(tmp_path):
+@pytest.mark.parametrize("line", ["{}", "[]", "null", '{"player":'])
+def test_a_damaged_line_is_named(tmp_path, line):
     play(ladders(2), tmp_path)
     file = tmp_path / "episodes.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([*lines[:3], "{}\n", *lines[4:]]))
+    file.write_text("".join([*lines[:3], f"{line}\n", *lines[4:]]))
     with pytest.raises(ValueError, match=r"line 4 of .*episodes\.jsonl is damaged"):
         Folder(tmp_path, protocol_of("moody", "", ladders(2)))
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from turnwise.attention import ATTENTION
-from turnwise.batch import Line, paths
+from turnwise.lines import Line, paths
 from turnwise.models import arithmetic
 from turnwise.trunk import Reader, last_mlp_at, prepare
 

@@ -14,8 +14,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise import flash
-from turnwise.batch import Line
 from turnwise.kernels import WIDTH, padded
+from turnwise.lines import Line
 from turnwise.sending import sent
 
 ATTENTION = "turnwise_line"

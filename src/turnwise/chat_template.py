@@ -3,10 +3,13 @@
 Text only; `render` makes ids of it. What a template does with replies, calls and tools is found out by trying it.
 """
 
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -20,6 +23,8 @@ Tools = Sequence[Mapping[str, Any]]  # the nested form of OpenAI: {"type": "func
 _PRIVATE = range(0xE000, 0xF900)
 # Llama 3 may end a reply that makes a call with this token, where its template writes <|eot_id|>.
 _OTHER_ENDS = ("<|eom_id|>",)
+# What is given to templates anyway, or says what becomes of what they write.
+_OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 _ID = "call00000"  # nine letters and digits, as the templates of Mistral want them
 ASK: Message = {"role": "user", "content": "?"}
 _REPLY: Message = {"role": "assistant", "content": "!"}
@@ -36,15 +41,22 @@ class Sequel:
 
 
 class ChatTemplate:
-    """The chat template of one tokenizer."""
+    """The chat template of one tokenizer; `kwargs` is what it asks besides messages and tools."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any] = MappingProxyType({})):
         if not tokenizer.chat_template:
             raise ValueError(
                 f"model: {tokenizer.name_or_path!r} has no chat template; choose an instruct model, "
                 "or add a chat_template.jinja to its folder"
             )
+        for name in kwargs:
+            if name in _OURS or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+                raise ValueError(
+                    f"model.chat_template_kwargs has {name}, for which the chat template of "
+                    f"{tokenizer.name_or_path!r} does not ask; leave it out"
+                )
         self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs)
         added = tokenizer.added_tokens_decoder.items()  # those without a name of their own are special too
         special = [(token.content, number) for number, token in added if token.special]
         self._special = sorted(special, key=lambda token: -len(token[0]))
@@ -67,7 +79,11 @@ class ChatTemplate:
             plain = _answers_as_questions(plain)
         try:
             text = self._tokenizer.apply_chat_template(
-                plain, tools=[dict(one) for one in tools] or None, tokenize=False, add_generation_prompt=reply
+                plain,
+                tools=[dict(one) for one in tools] or None,
+                tokenize=False,
+                add_generation_prompt=reply,
+                **self._kwargs,
             )
         except (TemplateError, TypeError, RecursionError) as error:  # a model may nest arguments without end
             name = self._tokenizer.name_or_path

@@ -82,6 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+# What training alone heeds, and so neither an evaluation nor a probe; levels and luck are the same in all of them.
+_IDLE = (
+    *("run", "seed", "steps", "engine", "advantage", "kl", "update", "warmup", "log", "checkpoint"),
+    *("rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_episode_turns"),
+    "evaluation.every",
+)
+
+
 def _what_is_left(arguments: argparse.Namespace) -> str:
     """After Ctrl-C."""
     if arguments.command is _train:
@@ -92,8 +100,10 @@ def _what_is_left(arguments: argparse.Namespace) -> str:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """argparse takes no overrides after an option, as in `eval tiny --suite verlog seed=1`, so they are added here."""
+    """argparse takes no overrides after an option, as in `eval tiny --suite verlog model.device=cpu`: we add them."""
     parser = _parser()
+    if "" in (sys.argv[1:] if argv is None else argv):
+        parser.error("an argument is empty; name a variable of the shell that is set")
     arguments, rest = parser.parse_known_args(argv)
     strange = [word for word in rest if word.startswith("-") or "=" not in word or "overrides" not in arguments]
     if strange:
@@ -219,6 +229,7 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
     player, recipe, overrides = arguments.player, arguments.recipe, arguments.overrides
     if recipe is not None and "=" in recipe:
         recipe, overrides = None, [recipe, *overrides]
+    _refuse_idle(overrides, player)
     if arguments.suite and recipe is not None:
         raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
     is_model = run is None and player not in OTHERS
@@ -288,6 +299,7 @@ def _probe(arguments: argparse.Namespace) -> int:
         )
     if is_address(arguments.player):
         raise ValueError(f"{arguments.player} keeps its tokens to itself, so it cannot be probed; use turnwise eval")
+    _refuse_idle(overrides, arguments.player)
     _refuse_unwritable(arguments.html, arguments.json)
     configs = {recipe: _played(recipe, arguments.player, overrides) for recipe in recipes or [arguments.player]}
 
@@ -299,6 +311,18 @@ def _probe(arguments: argparse.Namespace) -> int:
     plans = [Plan(recipe, config, arguments.memory, whole) for recipe, config in configs.items()]
     run_probes(plans, newest_of(run) if run else None, arguments.html, arguments.json)
     return 0
+
+
+def _refuse_idle(overrides: Sequence[str], player: str) -> None:
+    for text in overrides:
+        key = text.partition("=")[0]
+        if key == "model.path":
+            raise ValueError(f"both {player} and {text} say who plays; name the model in the place of {player}")
+        if f"{key}.".startswith("model.lora.") and _run_of(player):
+            raise ValueError(f"{text} would be other adapters than those that {player} has trained; leave it out")
+        if any(f"{key}.".startswith(f"{idle}.") for idle in _IDLE):
+            remedy = "set evaluation.temperature" if key == "rollout.temperature" else "leave it out"
+            raise ValueError(f"{text} does nothing where nobody learns; {remedy}")
 
 
 def _refuse_unwritable(*files: Path | None) -> None:

@@ -27,42 +27,49 @@ class Difference:
     wins: int  # levels where A got further
     losses: int
     ties: int
+    alone: int  # levels that one of them passed over, as its environment failed, or played in place of such a one
 
 
 def compare(a: Path, b: Path) -> list[Difference]:
-    """Folder by folder, the players that they were made for. Other levels, or some missing, are a ValueError."""
+    """Folder by folder, the players that they were made for. Other levels, or some missing, are a ValueError.
+
+    Of levels that were passed over only those are compared that both have played.
+    """
     told = tasks_told(read_episodes(a)) | tasks_told(read_episodes(b))
-    ours, theirs = _progressions(a, told), _progressions(b, told)
+    (ours, passed), (theirs, passed_too) = _progressions(a, told), _progressions(b, told)
     _same_environments(a, b)
     alone = ours.keys() ^ theirs.keys()
-    if alone:
+    # In the place of each level that was passed over another was played.
+    if not ours.keys() & theirs.keys() or len(ours) != len(theirs) or len(alone) > 2 * (passed + passed_too):
         raise ValueError(
             f"{a} and {b} did not play the same levels: {len(alone)} were played in one of them alone; "
             "finish both, with the same suite and the same evaluation.episodes"
         )
     pairs: dict[str, dict[str, list[Pair]]] = {}
-    for level in sorted(ours):
+    for level in sorted(ours.keys() & theirs.keys()):
         environment, task, _ = level
         pairs.setdefault(environment, {}).setdefault(task, []).append((ours[level], theirs[level]))
     found, wholes = [], []
     for environment, tasks in pairs.items():
-        found += [_difference(environment, task, one) for task, one in tasks.items()]
-        wholes.append(_difference(environment, "", [pair for one in tasks.values() for pair in one]))
+        found += [_difference(environment, task, one, alone) for task, one in tasks.items()]
+        wholes.append(_difference(environment, "", [pair for one in tasks.values() for pair in one], alone))
         found.append(wholes[-1])
     return [*found, _overall(wholes)] if len(wholes) > 1 else found
 
 
-def _progressions(folder: Path, told: Set[Told]) -> dict[Level, float]:
-    player, found = read_protocol(folder).player, {}
+def _progressions(folder: Path, told: Set[Told]) -> tuple[dict[Level, float], int]:
+    """Level by level, and how many levels were passed over."""
+    player, found, passed = read_protocol(folder).player, {}, 0
     for (who, environment), records in read_episodes(folder).items():
         for record in records if who == player else ():
             progression = judged(environment, record, told).progression
             if progression is None:
                 raise ValueError(f"{environment} in {folder} tells no progression, so there is nothing to compare")
             found[environment, record.task, record.seed] = progression
+            passed += record.failures
     if not found:
         raise ValueError(f"{folder} holds no episode of {player} yet")
-    return found
+    return found, passed
 
 
 def _same_environments(a: Path, b: Path) -> None:
@@ -83,18 +90,19 @@ def _levels(keys: dict[str, Any]) -> dict[str, Any]:
     return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": data}
 
 
-def _difference(environment: str, task: str, pairs: Sequence[Pair]) -> Difference:
+def _difference(environment: str, task: str, pairs: Sequence[Pair], alone: Set[Level]) -> Difference:
     gaps = [one - other for one, other in pairs]
     wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
     all_or_nothing = all(outcome in (0, 1) for pair in pairs for outcome in pair)
     gap = rate_difference(*zip(*pairs, strict=True)) if all_or_nothing else bootstrap(gaps)
-    return Difference(environment, task, gap, wins, losses, len(gaps) - wins - losses)
+    apart = sum(level[0] == environment and task in ("", level[1]) for level in alone)
+    return Difference(environment, task, gap, wins, losses, len(gaps) - wins - losses, apart)
 
 
 def _overall(wholes: Sequence[Difference]) -> Difference:
     """The mean over environments, which weigh alike."""
     gap = mean_of([whole.gap for whole in wholes])
-    counts = (sum(getattr(whole, name) for whole in wholes) for name in ("wins", "losses", "ties"))
+    counts = (sum(getattr(whole, name) for whole in wholes) for name in ("wins", "losses", "ties", "alone"))
     return Difference(OVERALL, "", gap, *counts)
 
 
@@ -107,8 +115,10 @@ def difference_table(found: Sequence[Difference], a: Path, b: Path) -> Table:
     for row in found:
         name = Text(f"{row.environment}/{row.task}" if row.task else row.environment)
         table.add_row(name, f"{row.gap:+.3f}", *map(str, (row.wins, row.losses, row.ties)), end_section=not row.task)
-    changed = differences(_less_model(one), _less_model(other))
-    table.caption = Text(f"the protocols differ: {'; '.join(changed)}") if changed else None
+    notes = [f"left out, since an environment failed: {alone} levels" for alone in [found[-1].alone] if alone]
+    if changed := differences(_less_model(one), _less_model(other)):
+        notes.append(f"the protocols differ: {'; '.join(changed)}")
+    table.caption = Text("\n".join(notes)) if notes else None
     return table
 
 

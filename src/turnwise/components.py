@@ -53,11 +53,13 @@ COMPONENTS = {
     },
     "data.generate": {"arithmetic": "turnwise.data.arithmetic:Arithmetic"},
     "data.convert": {"gsm8k": "turnwise.data.gsm8k:Gsm8k"},
+    "log.trackers": {"tensorboard": "turnwise.trackers.tensorboard:TensorBoard"},
 }
 # Arguments that the framework passes by itself.
 _GIVEN = {
     "agent": {"setting"},
     "engine": {"trained"},
+    "log.trackers": {"folder", "done"},
     "parser": {"actions", "default"},
     "reward": {"sample", "messages", "text", "solution_str", "data_source", "ground_truth", "extra_info"},
 }
@@ -144,7 +146,7 @@ def _typed(key: str, value: Any, annotation: Any) -> Any:
     except (PydanticSchemaGenerationError, PydanticUserError):
         return value
     try:
-        return adapter.validate_python(value)
+        return adapter.validate_python(value, strict=isinstance(value, bool))  # true is no number
     except ValidationError as error:
         first = error.errors()[0]
         inner = "".join(f".{part}" for part in first["loc"])

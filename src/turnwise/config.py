@@ -16,16 +16,19 @@ from turnwise.components import COMPONENTS, Component, nearest
 class Group(BaseModel):
     """Keys that stand together; others are refused."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+    # Strict: true is no number, and 1 is not true.
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
 
 def refuse_idle(name: str, group: BaseModel, keys: Sequence[str], why: str) -> None:
-    """A ValueError where one of these keys of a group is set, other than by default: nobody heeds it while `why`."""
-    for key in keys:
-        value, default = getattr(group, key), type(group).model_fields[key].default
-        if value != default:
-            default = "null" if default is None else default
-            raise ValueError(f"{name}.{key}={value} does nothing while {why} (the default is {default})")
+    """A ValueError where some of these keys are set, other than by default: nobody heeds them while `why`."""
+    defaults = {key: type(group).model_fields[key].default for key in keys}
+    idle = [key for key, default in defaults.items() if getattr(group, key) != default]
+    if idle:
+        told = ", ".join(f"{name}.{key}={getattr(group, key)}" for key in idle)
+        meant = ", ".join("null" if defaults[key] is None else str(defaults[key]) for key in idle)
+        do, are = ("do", "defaults are") if len(idle) > 1 else ("does", "default is")
+        raise ValueError(f"{told} {do} nothing while {why} (the {are} {meant})")
 
 
 class RewardConfig(Component):
@@ -43,6 +46,7 @@ class LoRAConfig(Group):
 class ModelConfig(Group):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
+    chat_template_kwargs: dict[str, Any] = {}  # what its chat template asks besides, such as enable_thinking: false
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: a GPU, if there is one
     # shared: a value head on the actor's trunk; none: for estimators that compare episodes
     critic: Literal["separate", "shared", "none"] = "separate"
@@ -199,13 +203,14 @@ class WarmupConfig(Group):
 
 
 class EvaluationConfig(Group):
+    every: int = Field(default=0, ge=0)  # steps of training, before the first too; 0: only by turnwise eval
     episodes: PositiveInt = 200  # a task
     slots: PositiveInt = 64  # played side by side
     temperature: float = Field(default=1.0, ge=0)  # 0: greedy
 
 
 class LogConfig(Group):
-    trackers: list[Literal["tensorboard"]] = []  # besides metrics.jsonl, which is always written
+    trackers: list[Component] = []  # besides metrics.jsonl, which is always written
     transcript_every: PositiveInt = 50  # episodes
     traces: list[Literal["jsonl", "mlflow"]] = []  # who keeps what episodes did, turn by turn and call by call
     trace_every: PositiveInt = 50  # groups of episodes on the same level
@@ -275,9 +280,14 @@ class Config(Group):
                 f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.tasks)} tasks{shares}; "
                 f"a {'group' if groups else 'slot'} plays one task"
             )
+        if self.agents and self.data is None:
+            names = ", ".join(self.agents)
+            raise ValueError(f"agents names {names} for samples to call, and there are none; set data.train")
         self.memory.make("memory")
         self.parser.make("parser")
         self.engine.find("engine")
+        for tracker in self.log.trackers:
+            tracker.find("log.trackers")
         if self.reward is not None:
             if self.data is None:
                 raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
@@ -301,7 +311,10 @@ class Config(Group):
         if any(one.use not in COMPONENTS["agent"] for one in agents.values()):
             return self  # it may heed anything
         if idle := _idle_beside_samples(self):
-            raise ValueError(f"{idle[0]} does nothing where samples are played; leave it out")
+            raise ValueError(
+                f"{idle[0]} does nothing where samples are played; leave it out, or take a recipe that plays samples, "
+                "such as gsm8k-tool"
+            )
         if self.rollout.max_episode_turns is not None:
             raise ValueError(
                 f"rollout.max_episode_turns={self.rollout.max_episode_turns} does nothing where samples are played; "
@@ -365,13 +378,12 @@ class Config(Group):
                 "advantage.divide_by_std=false"
             )
         if self.model.critic == "none":
-            why = "model.critic is none; leave it out"
+            why = "model.critic is none; leave out what a critic alone heeds"
             refuse_idle(
                 "update", self.update, ("critic_lr", "value_clip", "value_coefficient", "first_token_weight"), why
             )
-            refuse_idle("warmup", self.warmup, ("w_iter", "w_frac", "tolerance"), why)
-            if self.warmup.w_epoch:
-                refuse_idle("warmup", self.warmup, ("w_epoch",), why)
+            on = ("w_epoch",) if self.warmup.w_epoch else ()  # 0 is what it is
+            refuse_idle("warmup", self.warmup, ("w_iter", "w_frac", "tolerance", *on), why)
             self.warmup = WarmupConfig(w_epoch=0)
         return self
 

@@ -117,7 +117,7 @@ def read_episodes(path: Path) -> dict[Key, list[Record]]:
             told = json.loads(line)
             key = told.pop("player"), told.pop("environment")
             record = _RECORD.validate_python(told)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number} of {file} is damaged; delete the line, and it is played again") from error
         if (level := (*key, record.task, record.number)) in levels:  # two evaluations have written at a time
             raise ValueError(f"line {number} of {file} has a level that an earlier line has; delete the line")

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from turnwise import flash, kernels
 from turnwise.attention import Rows, locate, pieces
-from turnwise.batch import Line
 from turnwise.family import in_family, is_adapted, neighbours
 from turnwise.kernels import WIDTH, Adapter, Block, Packed, padded
+from turnwise.lines import Line
 
 # Attention is cut where fewer operations are worth more than what they do in vain
 _PIECE = 32  # queries at least that look at keys together

@@ -14,6 +14,7 @@ from turnwise.types import CalledFunction, Message
 Conversation = tuple[str, list[tuple[Sequence[int], Sequel]]]
 # What stands between two replies is written once, not in every turn, while 32 slots play 2,000 turns each.
 _CACHED = 2**16
+_HEADS = 2**12  # of which a memory that shows no replies makes a new one in every turn
 _UNTHINK = "</think>"
 
 
@@ -25,7 +26,7 @@ class Exact:
 
     def __init__(self, template: ChatTemplate):
         self._template = template
-        self._opened = lru_cache(maxsize=_CACHED)(self._open)
+        self._opened = lru_cache(maxsize=_HEADS)(self._open)
         self._written = lru_cache(maxsize=_CACHED)(self._write)
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:

@@ -47,14 +47,24 @@ def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     return (-k1).exp() - 1 + k1
 
 
+def effective_share(log_ratios: Tensor) -> Tensor:
+    """The effective sample size of importance weights exp(log_ratios) [n], over n: 1 where all weigh the same."""
+    weights = (log_ratios - log_ratios.max()).double().exp()
+    return weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+
+
 def whiten(x: Tensor, where: Tensor | None = None) -> Tensor:
     """Zero mean and unit variance over all tokens, or over those marked; a batch without spread is only centred."""
-    counted = x if where is None else x[where]
-    centred = x - counted.mean()
-    return centred * torch.rsqrt(counted.var() + 1e-8) if len(counted) > 1 else centred
+    exact = x.double()  # in fp32 the mean of equal numbers may be another, and that difference would be blown up
+    counted = exact if where is None else exact[where]
+    centred = exact - counted.mean()
+    if len(counted) > 1 and (spread := counted.var()) > 1e-12:
+        centred *= torch.rsqrt(spread + 1e-8)
+    return centred.to(x.dtype)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """1 is a perfect critic, 0 no better than a constant; 0 where the returns do not vary."""
-    spread = returns.var()
-    return torch.where(spread > 1e-12, 1 - (returns - values).var() / spread.clamp(min=1e-12), 0.0)
+    spread = returns.double().var()
+    unexplained = (returns - values).double().var()
+    return torch.where(spread > 1e-12, 1 - unexplained / spread.clamp(min=1e-12), 0.0)

@@ -22,7 +22,7 @@ from turnwise.envs.checked import Offer
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.lora import make_adapters
-from turnwise.models import arithmetic, identity, open_model, refuse_other
+from turnwise.models import arithmetic, identity, open_model, refuse_other, refuse_too_long
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
 from turnwise.seeds import derive
@@ -109,15 +109,18 @@ OTHERS: dict[str, Callable[[Config], Player | None]] = {
 def open_player(config: Config, trained: Path | None) -> tuple[Engine, Codec]:
     """The model that `model.path` names, here or at a server; as `trained`, a checkpoint, left it."""
     if is_address(config.model.path):
+        if config.model.chat_template_kwargs:
+            raise ValueError(f"model.chat_template_kwargs does nothing: {config.model.path} has a template of its own")
         return ChatEngine(config.model.path), Conversation()
     model, tokenizer = open_model(config.model)
+    refuse_too_long(model, config.rollout)
     if trained is not None:
         tensors, state = checkpoint.load(trained, "policy")
         refuse_other(state["model"], identity(model, tokenizer), config.model.path, trained)
         make_adapters(model, config.model, config.seed)
         actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
         checkpoint.load_parameters(model, actor)
-    renderer = Renderer(tokenizer, config.rollout.history)
+    renderer = Renderer(tokenizer, config.rollout.history, config.model.chat_template_kwargs)
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
 

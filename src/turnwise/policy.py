@@ -18,9 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise import fused
-from turnwise.batch import Batch, Micro
+from turnwise.batch import Batch
 from turnwise.kernels import judged, padded
 from turnwise.lanes import Lanes
+from turnwise.lines import Micro
 from turnwise.lora import Adapters
 from turnwise.sending import sent
 from turnwise.trunk import Reader, prepare

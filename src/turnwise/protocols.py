@@ -221,7 +221,11 @@ class Advantage(Protocol):
 
 
 class Tracker(Protocol):
-    """Receives the figures of a step."""
+    """Receives the figures of a step.
+
+    It is made with the `folder` of the run, and the number of steps `done`: those after it were never told, or are to
+    be forgotten, since they happen again.
+    """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 

@@ -41,7 +41,7 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = find_shipped("recipe", recipe)
     tree = read_tree(path)
     override(tree, overrides)
-    run = tree.get("run") or f"runs/{path.stem}"
+    run = f"runs/{path.stem}" if tree.get("run") in (None, "") else tree["run"]
     config = parse_config({**tree, "run": os.path.expanduser(run) if isinstance(run, str) else run})
     if not config.model_fields_set & {"environment", "data"}:
         raise ValueError(f"{path} does not say what is to be played; give it environment.id, or data.train")
@@ -163,5 +163,5 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{key} is missing"
     if first["type"] == "model_type":
-        return f"{key} is {first['input']!r}; give a name, or a group of keys with `use`"
+        return fault(key, first["input"], "give a name, or a group of keys with `use`")
     return fault(key, first["input"], message)

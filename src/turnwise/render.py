@@ -4,10 +4,11 @@ What was sampled is never tokenised again: its ids are spliced into the rendered
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,12 +26,18 @@ class Renderer:
 
     The pieces of text between sampled replies are tokenised one by one. `history` says how replies are shown in later
     prompts: "exact" keeps them as they were sampled, so that a longer conversation extends the ids of a shorter one;
-    "template" lets the template have its way, as in production, such as leaving out old reasoning.
+    "template" lets the template have its way, as in production, such as leaving out old reasoning. `template_kwargs` is
+    what the template asks besides messages and tools.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, history: Literal["exact", "template"] = "exact"):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        history: Literal["exact", "template"] = "exact",
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer)
+        self._template = ChatTemplate(tokenizer, template_kwargs)
         self._exact = Exact(self._template)
         self._inference = Inference(self._template, self.text)
         ways = {"exact": self._exact, "template": self._inference}

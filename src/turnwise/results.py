@@ -98,6 +98,21 @@ def rows_of(episodes: Episodes) -> list[Row]:
     return rows
 
 
+def held_out_figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Of each task: success, where it is told, and its 95% interval (Wilson), and means."""
+    figures = {}
+    for name, result in {f"held_out/{row.task}": row.result for row in rows if row.task}.items():
+        if result.successes is not None:
+            won = rate(result.successes, result.episodes)
+            figures |= {f"{name}/success": won.mean, f"{name}/success/low": won.low, f"{name}/success/high": won.high}
+        if result.progression is not None:
+            figures[f"{name}/progression"] = result.progression.mean
+        if result.mean_return is not None:
+            figures[f"{name}/return"] = result.mean_return
+        figures[f"{name}/turns"] = result.mean_turns
+    return figures
+
+
 def tasks_told(episodes: Episodes) -> set[Told]:
     """Where success is told of some episodes, whoever played them."""
     return {

@@ -35,6 +35,7 @@ class SlotSession:
     def __init__(self, slot: Slot, known: Sequence[Answer]):
         """`known` are the replies that the episode got before it was interrupted: it gets them again."""
         self._slot = slot
+        self._episode = slot.episode
         self._journals = not isinstance(slot.agent, Resumable)
         self._known: dict[str, deque[Answer]] = {}
         for answer in known:
@@ -64,6 +65,7 @@ class SlotSession:
         return self._slot.tally
 
     async def generate(self, prompt_ids: Sequence[int]) -> Generation:
+        self._refuse_when_over()
         prompt = tuple(prompt_ids)
         if not self._journals:
             return await self._slot.generate(prompt)
@@ -71,7 +73,7 @@ class SlotSession:
         if self._left:
             return self._replay(digest)
         generation = await self._slot.generate(prompt)
-        self._slot.episode.journal.append(Answer(digest, generation))
+        self._episode.journal.append(Answer(digest, generation))
         return generation
 
     def _replay(self, digest: str) -> Generation:
@@ -85,6 +87,7 @@ class SlotSession:
         return answer.generation
 
     def record(self, turn: Turn) -> None:
+        self._refuse_when_over()
         turn = replace(turn, reward=self._finite("reward", turn.reward))
         episode = self._slot.episode
         old = any(turn.generation is one for one in self._old)
@@ -96,6 +99,7 @@ class SlotSession:
         episode.episode_return += turn.reward
 
     def reward(self, amount: float, turn: int | None = None) -> None:
+        self._refuse_when_over()
         episode = self._slot.episode
         number = episode.turns - 1 if turn is None else turn
         amount = self._finite("reward", amount)
@@ -106,6 +110,11 @@ class SlotSession:
         if number not in self._old_turns:
             self._slot.reward(amount, number)
         episode.episode_return += amount
+
+    def _refuse_when_over(self) -> None:
+        """A branch of an agent may outlive its episode, and must not play in the next one."""
+        if self._slot.episode is not self._episode:
+            raise EpisodeFailure("the episode is over")
 
     def _finite(self, what: str, given: float) -> float:
         """It as a float: checkpoints and traces take no numbers of NumPy's."""

@@ -3,9 +3,9 @@
 Whoever asks for a reply when the batch is full waits, and the next batch goes on from there; or what is under way goes
 on. Either way the prompt whose reply is no turn yet is the one to bootstrap from.
 
-So a prompt is *asking* until its reply is *recorded* as a turn; on the way it may be *held*, while the batch is full.
-The turn is *sure* when the agent asks again or ends, since only then is it known what follows it; and sure turns alone
-are *cut* off as the batch.
+So a prompt is *asking* until its reply is there; before it is sampled it may be *held*, while the batch is full. The
+agent may have the reply *recorded* as a turn, or do without it. The turn is *sure* when the agent asks again or ends,
+since only then is it known what follows it; and sure turns alone are *cut* off as the batch.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Slot:
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
         self._held: list[asyncio.Future[None]] = []  # replies that wait for the next batch
-        self._asking: list[tuple[int, ...]] = []  # prompts whose replies are no turns yet
+        self._asking: list[tuple[int, ...]] = []  # prompts whose replies are not there yet
         self._asked_last: tuple[int, ...] = ()
         self._asked = 0  # replies that are being sampled
         self._news = asyncio.Event()  # the episode ended, waits, or got a reply
@@ -153,7 +153,7 @@ class Slot:
         try:
             if not self.episode.begun:
                 self._begin()
-            self._end(await self.agent.run(self._session()))
+            self._end(await self._run())
         except EpisodeFailure as failure:
             self._drop(failure)
         except ValueError as error:
@@ -162,6 +162,16 @@ class Slot:
             raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
         self._asking.clear()
+
+    async def _run(self) -> Ending:
+        """The end to which the agent brings the episode."""
+        try:
+            ending = await self.agent.run(self._session())
+        except ExceptionGroup as errors:  # of an agent that asks several questions side by side
+            raise errors.exceptions[0] from None
+        if not isinstance(ending, Ending):
+            raise ValueError(f"agent: {type(self.agent).__name__} ends with {ending!r:.80}; let run return an Ending")
+        return ending
 
     def _session(self) -> SlotSession:
         """A new one, or for an agent that cannot say where it stands one that knows the replies it got."""
@@ -188,9 +198,9 @@ class Slot:
                 await self._room()
             start_s = now()
             generation = await self._sampled(prompt)
-        except BaseException:  # it was given up, maybe, and the episode goes on
-            self._answered(prompt)
-            raise
+        finally:  # it may have been given up
+            if prompt in self._asking:
+                self._asking.remove(prompt)
         if recording:
             recording.sampled(prompt, generation, start_s)
         return generation
@@ -215,13 +225,8 @@ class Slot:
             self._asked -= 1
             self._news.set()
 
-    def _answered(self, prompt: tuple[int, ...]) -> None:
-        if prompt in self._asking:
-            self._asking.remove(prompt)
-
     def record(self, turn: Turn) -> None:
         self._turns.append(turn)
-        self._answered(turn.prompt_ids)
         if self.episode.recording:
             self.episode.recording.record(turn)
 
@@ -252,7 +257,8 @@ class Slot:
             trained = {id(turn.generation) for turn in self._turns}
             for answer in self.episode.journal:
                 answer.trained |= id(answer.generation) in trained
-            self._close("cut", waiting[0] if waiting else self._asked_last, None)  # a call may have been given up
+            # Where nothing waits, what was asked last has its reply, which is no turn yet, or was given up.
+            self._close("cut", waiting[0] if waiting else self._asked_last, None)
         self._turns = rest
         segments, self.segments, self.collected = self.segments, [], 0
         return segments
@@ -332,23 +338,21 @@ class Slot:
             "agent": agent,
             "segments": [asdict(segment) for segment in self.segments],
             "turns": [asdict(turn) for turn in turns],
-            "sure": min(self._sure, len(turns)),
         }
 
     async def restore(self, state: dict[str, Any]) -> bool:
         """Bring the slot back to where it was; False if its episode cannot be, and a new one begins.
 
-        What was already collected of such an episode keeps its bootstrap.
+        What was already collected of such an episode keeps its bootstrap. Turns are sure when the agent asks again.
         """
         self.episode = TypeAdapter(Episode).validate_python(state["episode"])
         self.segments = TypeAdapter(list[Segment]).validate_python(state["segments"])
         back = not isinstance(self.agent, Resumable) or await self.agent.restore(state["agent"], self.episode.seed)
         if back:
-            self._turns, self._sure = TypeAdapter(list[Turn]).validate_python(state["turns"]), state["sure"]
+            self._turns = TypeAdapter(list[Turn]).validate_python(state["turns"])
         else:
             self.episode = Episode(self.episode.number)
-        settled = [*self._turns[: self._sure], *(turn for segment in self.segments for turn in segment.turns)]
-        self.collected = _acted(settled)
+        self.collected = _acted(turn for segment in self.segments for turn in segment.turns)
         return back
 
 

@@ -5,7 +5,7 @@ collect turns -> pack them into rows -> judge them -> credit them -> update -> p
 
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict
 from threading import Event
 from typing import Any
@@ -16,19 +16,22 @@ from turnwise import checkpoint
 from turnwise.batch import pack
 from turnwise.collector import Collector
 from turnwise.config import Config
+from turnwise.engines.local import LocalEngine
 from turnwise.engines.make import make_engine
+from turnwise.evaluate import evaluate
 from turnwise.lora import make_adapters
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
-from turnwise.models import arithmetic, identity, open_model, refuse_other
+from turnwise.models import arithmetic, identity, open_model, refuse_other, refuse_too_long
+from turnwise.players import Model
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
 from turnwise.protocols import Advantage, Engine, Tracker
 from turnwise.rehearsal import rehearse
 from turnwise.render import Renderer
+from turnwise.results import held_out_figures, rows_of
 from turnwise.run import Run
 from turnwise.seeds import derive
 from turnwise.traces.traces import Traces
-from turnwise.trackers.tensorboard import TensorBoard
 from turnwise.types import Segment
 from turnwise.update import Optimizers, assign_credit, fit_critic, update
 from turnwise.view import View
@@ -40,6 +43,8 @@ def train(config: Config, resume: bool = False) -> bool:
     engine: Any = training.engine
     servers = closing(engine) if hasattr(engine, "close") else nullcontext()
     with servers, closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
+        if config.evaluation.every and not training.progress.lines:
+            training.evaluate()
         training.warm_up(stop)
         while training.progress.step < config.steps and not stop.is_set():
             training.step()
@@ -57,8 +62,9 @@ class Training:
         self.run = Run(config, resume)
         self.progress = Progress(kl_coefficient=config.kl.reward)
         model, tokenizer = open_model(config.model)
+        refuse_too_long(model, config.rollout)
         precision = arithmetic(config.model.precision, model.device)
-        renderer = Renderer(tokenizer, config.rollout.history)
+        self.renderer = renderer = Renderer(tokenizer, config.rollout.history, config.model.chat_template_kwargs)
         self.tokenizer, self.identity = tokenizer, identity(model, tokenizer)
         reference = bool(config.kl.reward or config.kl.loss)
         adapters = make_adapters(model, config.model, config.seed)
@@ -68,16 +74,20 @@ class Training:
         self.optimizers = Optimizers(self.policy, config.update)
         self.advantage: Advantage = config.advantage.make("advantage")
         rehearse(self.advantage, config.update)
-        self.collector = Collector(config, renderer)
-        self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
-        self.recent = Recent(config.tasks)
-        self.run.hold()
-        if not resume:
-            self.run.begin(config)
-        self.traces = Traces(config.log, self.run.folder, renderer.text)
-        self.warmup_segments: list[Segment] = []
-        lost = self.restore()
-        self.trackers = make_trackers(config, self.run, self.progress.step)
+        with ExitStack() as refused:
+            self.collector = refused.enter_context(closing(Collector(config, renderer)))
+            self.recent = Recent(config.tasks)
+            self.run.hold()
+            if not resume:
+                self.run.begin(config)
+            self.traces = refused.enter_context(closing(Traces(config.log, self.run.folder, renderer.text)))
+            self.warmup_segments: list[Segment] = []
+            lost = self.restore()
+            given = {"folder": self.run.folder, "done": self.progress.step}
+            self.trackers: list[Tracker] = [one.make("log.trackers", **given) for one in config.log.trackers]
+            # When nothing else can be refused: servers take minutes to start, and others' memory.
+            self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
+            refused.pop_all()  # all is well: whoever trains closes them
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if lost:
             self.view.say(f"{lost} environments did not come back as they were; they begin new episodes")
@@ -111,6 +121,8 @@ class Training:
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0), acted(segments))
         self.record(stats | credited, clock)
+        if config.evaluation.every and progress.step % config.evaluation.every == 0:
+            self.evaluate()
         self.save_in_turn(progress.step)
 
     def warm_up(self, stop: Event) -> None:
@@ -169,11 +181,28 @@ class Training:
         for transcript in tally.transcripts:
             self.run.write(transcript)
         if training:
-            for tracker in self.trackers:
-                tracker.log(figures, progress.step)
+            self.track(figures)
         self.view.step(progress.step, figures, said, tally.last_failure)
         if trouble := self.traces.trouble():
             self.view.say(trouble)
+
+    def evaluate(self) -> None:
+        """Play held-out levels with the actor as it is now, by an engine of its own: others have replies under way."""
+        engine = LocalEngine(self.policy.actor, self.renderer.stop_ids, self.policy.precision)
+        engine.load(self.policy.weights(), self.progress.step)
+        rows = rows_of({("actor", "held out"): evaluate(self.config, Model(engine, self.renderer))})
+        figures = held_out_figures(rows)
+        self.log({"phase": "evaluation", "step": self.progress.step, **figures})
+        self.track(figures)
+        told = "  ".join(f"{row.task} {row.result}" for row in rows if row.task)
+        self.view.say(f"held out, after {self.progress.step} steps: {told}")
+
+    def track(self, figures: Mapping[str, float]) -> None:
+        for tracker in self.trackers:
+            try:
+                tracker.log(figures, self.progress.step)
+            except Exception as error:  # of a service, maybe: the figures are in metrics.jsonl all the same
+                self.view.say(f"{type(tracker).__name__} missed step {self.progress.step}: {error}")
 
     def log(self, line: dict[str, Any]) -> None:
         self.run.log(line)
@@ -237,7 +266,3 @@ class Training:
 def acted(segments: Iterable[Segment]) -> int:
     """How many turns were played in the environment."""
     return sum(not turn.of_memory for segment in segments for turn in segment.turns)
-
-
-def make_trackers(config: Config, run: Run, done: int) -> list[Tracker]:
-    return [TensorBoard(run.folder, done) for _ in config.log.trackers]

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from turnwise import fused
 from turnwise.attention import ATTENTION, Rows
-from turnwise.batch import Line
 from turnwise.kernels import padded
+from turnwise.lines import Line
 
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 

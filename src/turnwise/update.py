@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from turnwise import loss
-from turnwise.batch import Batch, Estimate, Micro, Streams
+from turnwise.batch import Batch, Estimate, Streams
 from turnwise.config import KLConfig, UpdateConfig, WarmupConfig
+from turnwise.lines import Micro
 from turnwise.policy import Forward, Policy, Scores
 from turnwise.protocols import Advantage
 from turnwise.seeds import derive
@@ -40,6 +41,7 @@ def assign_credit(
 
     Advantages are whitened as `whiten` says; None leaves it to the estimator.
     """
+    _refuse_divergence(batch, scores)
     reference = scores.reference
     kl = torch.zeros_like(batch.logprobs) if reference is None else loss.kl_k1(batch.logprobs, reference)
     streams = Streams(
@@ -59,6 +61,16 @@ def assign_credit(
     return Credit(advantages, returns, scores.values, reference, kl, estimate.targets)
 
 
+def _refuse_divergence(batch: Batch, scores: Scores) -> None:
+    """A model that the last step has broken is not the estimator's mistake."""
+    for name, told in {"actor": [batch.logprobs], "critic": [scores.values, scores.bootstraps]}.items():
+        if not all(x.isfinite().all() for x in told):
+            raise FloatingPointError(
+                f"the {name} answers with numbers that are not finite: lower update.{name}_lr, or use "
+                "model.precision=fp32"
+            )
+
+
 def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> None:
     """An estimator of somebody else may say one thing and answer another."""
     name = type(advantage).__name__
@@ -76,6 +88,12 @@ def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> N
             raise ValueError(f"advantage: {name} answers with {field} of shape {list(x.shape)}; make it [{count}]")
         if x is not None and not x.isfinite().all():
             raise ValueError(f"advantage: {name} answers with {field} some of which are no finite numbers")
+    targets = estimate.targets
+    if targets is not None and (targets.dtype != torch.bool or not targets.any()):
+        raise ValueError(
+            f"advantage: {name} answers with targets of {targets.dtype}, {int(targets.count_nonzero())} of which are "
+            "set; let them be of torch.bool, and one at least True"
+        )
 
 
 class Optimizers:
@@ -223,7 +241,7 @@ def update(
     objective, means = Objective(batch, credit, config, kl.loss), Means()
     taught = credit.returns is not None  # the critic, if there is one
     together = ["actor", "critic"] if taught and not policy.separate else ["actor"]
-    drift = 0.0  # largest gap between the engine's log-prob and the trainer's of the same weights
+    drift: list[Tensor] = []  # from the engine's log-probs to the trainer's of the same weights
 
     def lines(rows: Tensor) -> list[Micro]:
         return list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
@@ -236,14 +254,14 @@ def update(
                 error, told = objective.critic(policy.values(micro)[0], micro.index)
                 return config.value_coefficient * error / tokens, told
 
-            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], float]]:
+            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], Tensor]]:
                 forward = policy(micro)
                 total, told = objective.actor(forward, micro.index)
                 if taught and forward.values is not None:
                     error, of_critic = objective.critic(forward.values, micro.index)
                     total, told = total + config.value_coefficient * error, told + of_critic
-                gap = (forward.logprobs.detach().cpu() - batch.logprobs[micro.index]).abs() * batch.newest[micro.index]
-                return total / tokens, (told, float(gap.max()))
+                gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
+                return total / tokens, (told, gap[batch.newest[micro.index]])
 
             moving = rows if "critic" in together else objective.moving(rows)
             micros = lines(rows if taught else moving)
@@ -256,9 +274,21 @@ def update(
             for told, gap in policy.backward("actor", act, micros):
                 means.add_all(told)
                 if epoch == 0 and number == 0:
-                    drift = max(drift, gap)
+                    drift.append(gap)
             means.add(optimizers.step(*together))
-    return {"actor/engine_gap": drift, **means.figures()}
+    return {**mismatch(torch.cat(drift)), **means.figures()}
+
+
+def mismatch(gap: Tensor) -> dict[str, float]:
+    """How well the engine samples from the policy that is trained, by the trainer's log-probs less the engine's [n]."""
+    if not len(gap):
+        return {}
+    return {
+        "actor/engine_gap": float(gap.abs().max()),
+        "actor/engine_gap_mean": float(gap.abs().mean()),
+        "actor/engine_k3": float(loss.kl_k3(torch.zeros_like(gap), gap).mean()),
+        "actor/engine_effective": float(loss.effective_share(gap)),
+    }
 
 
 def minibatches(rows: Tensor, batch: Batch, turns: int, seed: int) -> Iterator[Tensor]:

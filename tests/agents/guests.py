@@ -171,6 +171,21 @@ def boaster(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> 
     return 10**400
 
 
+def titan(base_url: str, api_key: str, model: str, sample: dict[str, Any]) -> Any:
+    """Returns a number of which Python makes no text."""
+    client(base_url, api_key).chat.completions.create(model=model, messages=sample["prompt"])
+    return 10**5000
+
+
+async def leaver() -> None:
+    """Leaves in a task of its own."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    await asyncio.gather(leave())
+
+
 REFUSED: list[tuple[str, Any, str]] = [  # by the API of chat completions
     ("n", 2, "unsupported_parameter"),
     ("tool_choice", "required", "unsupported_parameter"),

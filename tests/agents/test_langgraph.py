@@ -141,6 +141,18 @@ def broken(model: Any) -> Any:
     return graph.compile()
 
 
+def leaving(model: Any) -> Any:
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def leave(state: MessagesState) -> dict[str, Any]:
+        raise SystemExit(3)
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("leave", leave)
+    graph.add_edge(START, "leave")
+    return graph
+
+
 def test_the_shipped_graph_plays_the_turns_of_the_tool_agent(renderer):
     native, graph = play(renderer, NATIVE), play(renderer, graph_of())
     assert [len(one.turns) for one in graph] == [2, 2]
@@ -164,9 +176,16 @@ def test_a_graph_of_ones_own_sees_the_record_of_its_turns(renderer):
     assert all(len(seen["logprobs"]) == len(seen["token_ids"]) for seen in SEEN)
 
 
-@pytest.mark.parametrize(("graph", "said"), [("messy", "a builder of mine"), ("broken", "a node of mine")])
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        ("messy", "KeyError: 'a builder of mine'"),
+        ("broken", "KeyError: 'a node of mine'"),
+        ("leaving", r"Exited: it tried to exit \(3\)"),
+    ],
+)
 def test_a_graph_that_fails_loses_its_episode(renderer, graph, said):
-    with pytest.raises(ValueError, match=rf"failed: KeyError: '{said}' \(1 times in a row"):
+    with pytest.raises(ValueError, match=rf"failed: {said} \(1 times in a row"):
         play(renderer, graph_of(graph=f"{__name__}:{graph}"), environment={"max_failures": 1})
 
 
@@ -206,6 +225,6 @@ def test_a_tool_is_traced_in_its_turn(renderer):
 
 
 def test_an_episode_that_is_too_long_is_truncated(renderer):
-    for segment in play(renderer, graph_of(max_turns=1)):
+    for segment in play(renderer, graph_of(max_turns=1), reward=None):
         assert (len(segment.turns), segment.end) == (1, "truncated")
         assert "<tool_response>" in renderer.tokenizer.decode(segment.final_prompt_ids)

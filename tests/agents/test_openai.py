@@ -104,11 +104,14 @@ def test_a_tool_that_nobody_checked_harms_nobody(renderer):
 
 
 def test_limits_truncate(renderer):
-    ((segment,), *_) = play(renderer, ["More."], {"function": "guests:endless", "max_turns": 3, "timeout_s": 600})
+    endless = {"function": "guests:endless", "max_turns": 3, "timeout_s": 600}
+    ((segment,), *_) = play(renderer, ["More."], endless, reward=None)
     assert (len(segment.turns), segment.end) == (3, "truncated")
+    assert segment.outcome and segment.outcome.figures["limits/max_turns"] == 1
     assert renderer.tokenizer.decode(segment.final_prompt_ids).count("Go on.") == 3
-    ((segment,), *_) = play(renderer, ["More."], "endless", rollout={"max_prompt_tokens": 200})
+    ((segment,), *_) = play(renderer, ["More."], "endless", rollout={"max_prompt_tokens": 200}, reward=None)
     assert 1 < len(segment.turns) < 16 and segment.end == "truncated"
+    assert segment.outcome and segment.outcome.figures["limits/max_prompt_tokens"] == 1
     last = segment.turns[-1]
     assert len(last.prompt_ids) <= 200
     row = (*last.prompt_ids, *last.generation.token_ids)
@@ -162,6 +165,15 @@ def test_a_program_may_reward_turns_and_end_its_episode(renderer):
     assert [status for status, _ in guests.HEARD] == [200, 200, 400, 400, 400]
 
 
+def test_an_episode_that_a_program_truncates_heeds_the_limit_of_prompts(renderer):
+    """As do those that a limit truncates: what comes after the newest reply is cut."""
+    ((segment,), *_) = play(renderer, ["#### 1" * 9], "payer", reward=None, rollout={"max_prompt_tokens": 60})
+    last = segment.turns[-1]
+    row = (*last.prompt_ids, *last.generation.token_ids)
+    assert len(last.prompt_ids) <= 60 < len(row)
+    assert len(segment.final_prompt_ids) == len(row) + 1
+
+
 def test_a_program_may_end_its_episode_as_done(renderer):
     ((segment,), *_) = play(renderer, ["#### 1"], "quitter")
     assert (len(segment.turns), segment.end, segment.final_prompt_ids) == (1, "terminated", ())
@@ -206,6 +218,8 @@ def test_a_program_that_does_not_stop_is_left_behind(renderer, monkeypatch):
         ("crasher", "failed: RuntimeError: no money left"),
         ("teller", "returned nan; return a finite number"),
         ("boaster", "returned 10+; return a finite number"),
+        ("titan", "returned a value of type int; return a finite number"),
+        ("leaver", r"failed: Exited: it tried to exit \(3\)"),
         ({"function": "guests:sleeper", "timeout_s": 0.1}, "neither called nor ended for 0.1 s"),
         ({"function": "guests:nagger", "timeout_s": 0.5}, "neither called nor ended for 0.5 s"),
         ({"command": f"{sys.executable} -c 'print(1); raise SystemExit(3)'"}, "exited with code 3: 1"),

@@ -193,9 +193,23 @@ def test_what_tools_give_is_earned_by_the_turn_that_called(renderer):
 
 
 def test_an_episode_is_truncated_after_so_many_turns(renderer):
-    ((segment,), *_) = play(renderer, [call("add", a=1, b=2)], agent={"max_turns": 3})
+    ((segment,), *_) = play(renderer, [call("add", a=1, b=2)], agent={"max_turns": 3}, reward=None)
     assert (len(segment.turns), segment.end) == (3, "truncated")
     assert "<tool_response>\n3\n" in renderer.tokenizer.decode(segment.final_prompt_ids)
+    assert segment.outcome and segment.outcome.figures["limits/max_turns"] == 1
+
+
+def test_a_verdict_ends_an_episode_that_a_limit_stopped(renderer):
+    """To bootstrap as well would make it worth as much never to answer as to answer."""
+    ((segment,), *_) = play(renderer, [call("add", a=1, b=2)], agent={"max_turns": 3})
+    assert (len(segment.turns), segment.end, segment.final_prompt_ids) == (3, "terminated", ())
+    assert segment.outcome and segment.outcome.success is False
+
+
+@pytest.mark.parametrize("limit", ["max_turns", "max_malformed_turns", "max_tool_reply", "max_parallel_calls"])
+def test_a_limit_of_nothing_is_refused(renderer, limit):
+    with pytest.raises(ValueError, match=rf"agent\.{limit} is 0; it must be 1 or more"):
+        play(renderer, [""], agent={limit: 0})
 
 
 def test_calls_that_cannot_be_read_end_the_episode_at_last(renderer):
@@ -218,8 +232,9 @@ def test_a_word_too_many_of_the_user_ends_the_episode_at_the_limit(renderer, tmp
     users.write_text(f"interaction:\n  - class_name: {__name__}.Talker\n")
     extra, rollout = {"interaction_kwargs": {"name": "talker"}}, {"max_prompt_tokens": 700}
     agent = {"interaction": str(users)}
-    ((segment,), _, _) = play(renderer, ["Yes?"], extra=extra, agent=agent, rollout=rollout)
+    ((segment,), _, _) = play(renderer, ["Yes?"], extra=extra, agent=agent, rollout=rollout, reward=None)
     assert (len(segment.turns), segment.end) == (1, "truncated")
+    assert segment.outcome and segment.outcome.figures["limits/max_prompt_tokens"] == 1
     assert len(segment.final_prompt_ids) == 700
     assert segment.outcome and segment.outcome.figures["user/words"] == 1
 

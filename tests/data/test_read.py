@@ -93,6 +93,7 @@ def test_without_pyarrow_parquet_says_what_to_install(tmp_path, monkeypatch):
     [
         ("a.jsonl", '{"a": 1}\n\n{"a": }\n', ["a.jsonl, line 3", "not JSON"]),
         ("a.jsonl", '{"a": NaN}\n', ["line 1", "NaN"]),
+        ("a.jsonl", '{"a": 1}\n{"a": {"b": 1, "b": 2}}\n', ["a.jsonl, line 2", "the key 'b' twice; leave one out"]),
         ("a.jsonl", "[" * 100_000, ["line 1", "not JSON"]),
         ("a.json", "[{}", ["a.json", "not JSON"]),
         ("a.csv", "a,b\n1,2\n1\n", ["a.csv, row 2", "cells"]),

@@ -443,6 +443,12 @@ def test_a_reply_ends_with_a_stop_token_or_at_the_limit(engine):
     assert seen == {("stop", True), ("stop", False), ("length", True), ("length", False)}
 
 
+def test_to_nothing_there_is_no_reply(engine):
+    with pytest.raises(ValueError, match="a prompt is empty"):
+        together(engine, [(PROMPTS[0], Sampling(4)), ((), Sampling(4))])
+    assert len(alone(engine, PROMPTS[0], Sampling(1)).token_ids) == 1
+
+
 def test_without_stop_tokens_replies_go_to_the_limit(tiny):
     engine = LocalEngine(tiny[0], frozenset(), nullcontext())
     assert [len(one.token_ids) for one in together(engine, requests_of())] == [24, 1, 7, 24, 3, 24, 12, 2]

@@ -70,6 +70,7 @@ def test_a_dialogue_starts_answers_and_is_finalized_under_its_own_id():
         ({"answer": (True, None, 0.0, {})}, "answered (True, None"),
         ({"answer": (True, "a", math.nan, {})}, "answered (True, 'a', nan"),
         ({"answer": (True, "a", 10**400, {})}, "answered (True, 'a', 1000"),
+        ({"answer": (True, "a", 10**5000, {})}, "answered a value of type tuple; answer (done"),
         ({"answer": (True, "a", 0.0, None)}, "answered (True, 'a', 0.0, None"),
         ({"answer": "sleep", "timeout_s": 0.05}, "interaction fickle did not answer within 0.05 s"),
     ],

@@ -73,6 +73,27 @@ def test_a_sweep_tells_where_the_limit_took_history(renderer):
     assert all_of_them.prompts.longest > 500
 
 
+class Failing(Counter):
+    """Fails in its last turn, on three of four levels."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        self.level = seed or 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: str):
+        answer = super().step(action)
+        if answer[3] and self.level % 4:
+            raise RuntimeError("the game is broken")
+        return answer
+
+
+def test_turns_of_episodes_that_failed_are_turns_too(renderer):
+    """They may have lost history as well."""
+    config = counting(environment={"id": f"{__name__}:Failing"}, rollout={"max_prompt_tokens": 500}, memory="full")
+    whole = probe(Plan("", config, whole=True), Scripted(renderer, ["Whatever."]), renderer)
+    assert 0 < whole.shortened < 1
+
+
 def test_players_meet_as_many_episodes_and_are_pooled(renderer):
     config = counting(environment={"tasks": {"a": {}, "b": {"goal": 1}}})
     made = probe(Plan("mine", config, whole=True), Scripted(renderer), renderer)

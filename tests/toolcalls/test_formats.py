@@ -98,6 +98,12 @@ ROWS = {
             richer="both pass the string on",
         ),
         Row(
+            "an argument that stands twice",
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "city": "Bergen"}}</tool_call>',
+            calls=("invalid_json",),
+            richer="both heed the last one alone",
+        ),
+        Row(
             "arguments in a list",
             '<tool_call>{"name": "get_weather", "arguments": [1]}</tool_call>',
             calls=("invalid_arguments",),

@@ -438,7 +438,7 @@ class Unspeakable:
 @pytest.mark.parametrize(
     "value",
     [
-        *[("a", float("nan")), ("a", float("-inf")), ("a", 10**400), ("a", "b"), (), ("a", 1, {}, 2)],
+        *[("a", float("nan")), ("a", float("-inf")), ("a", 10**400), ("a", "b"), (), ("a", 1, {}, 2), ("a", b"2")],
         *[Unspeakable(), [Unspeakable()], object(), [object()], iter([1]), {"a": float("nan")}, ("a", "2")],
     ],
 )
@@ -544,6 +544,13 @@ def test_a_failed_call_is_tried_again_if_the_tool_wants_that():
     tool = Counter(behave=lambda count: "done" if count == 3 else raises(OSError())(count), retries=2)
     assert answer(tool).response.text == "done"
     assert answer(Counter(behave=raises(OSError()), retries=1)).status == "tool_error"
+
+
+def test_a_service_that_is_down_is_tried_again_before_the_episode_is_lost():
+    tool = Counter(behave=lambda count: "done" if count == 3 else raises(ToolFault("down"))(count), retries=2)
+    assert answer(tool).response.text == "done"
+    with pytest.raises(ToolFault, match="down"):
+        answer(Counter(behave=raises(ToolFault("down")), retries=1))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Arithmetic, and nothing else."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -69,6 +71,13 @@ def test_anything_else_is_refused_in_one_line(expression: str, said: str):
         calculate(expression)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_python_says_nothing_of_what_the_model_wrote():
+    calls = "for one in ('1or 2', '0xfor 1'):\n  try: calculate(one)\n  except ValueError: print('refused')"
+    code = f"from turnwise.tools.calculator import calculate\n{calls}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["refused"] * 2, "")
 
 
 @given(st.one_of(st.text(max_size=30), st.lists(st.sampled_from([*"0123456789.+-*/%() ", "**", "abs("])).map("".join)))

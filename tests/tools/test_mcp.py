@@ -176,6 +176,45 @@ def test_a_server_that_forgot_its_sessions_is_asked_for_a_new_one():
             tools[0].close()
 
 
+@pytest.mark.parametrize(
+    ("how", "told"), [*((how, False) for how in ("500", "429", "internal", "no JSON", "no picture")), ("params", True)]
+)
+def test_a_server_that_fails_is_tried_again_and_then_no_lesson_for_the_model(how: str, told: bool):
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    calls = []
+
+    class Failing(Forgetful):
+        async def answer(self, request: Any) -> Any:
+            asked = await request.json() if request.method == "POST" else {}
+            if asked.get("method") != "tools/call":
+                return await super().answer(request)
+            calls.append(asked)
+            head: dict[str, Any] = {"jsonrpc": "2.0", "id": asked["id"]}
+            if how in ("internal", "params"):
+                code = -32603 if how == "internal" else -32602
+                return JSONResponse(head | {"error": {"code": code, "message": "not so"}})
+            if how == "no picture":
+                broken = {"type": "image", "data": "a", "mimeType": "image/png"}
+                return JSONResponse(head | {"result": {"content": [broken]}})
+            return Response("?", media_type="application/json") if how == "no JSON" else Response(status_code=int(how))
+
+    app = Starlette(routes=[Route("/mcp", Failing().answer, methods=["GET", "POST", "DELETE"])])
+    with served(app) as address:
+        tools = tools_of(McpServer(address, "failing"), config={"retries": 1})
+        try:
+            if told:
+                assert ask(tools, ("add", {})) == [("tool_error", "add failed: not so")]
+            else:
+                with pytest.raises(ToolFault, match="the MCP server failing failed in a call of add"):
+                    ask(tools, ("add", {}))
+        finally:
+            tools[0].close()
+    assert len(calls) == 2
+
+
 def test_a_server_that_never_begins_is_waited_for_once_and_ended(tmp_path: Path):
     begun = tmp_path / "begun"
     script = f"import os, time; open({str(begun)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"

@@ -14,10 +14,11 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from turnwise.agents.chat import Chat, PromptTooLong
+from turnwise.calling import Exited
 from turnwise.components import load_object, with_colon
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Session, Setting
-from turnwise.rewards.reward import finite
+from turnwise.rewards.reward import finite, shown
 from turnwise.toolcalls import ParsedReply, ToolFormat
 from turnwise.types import Generation, Message, MessageCall
 
@@ -106,7 +107,7 @@ class Calls:
         if self._newest is None:
             raise Refusal("an episode cannot end before its first chat call")
         if not self._over.done():
-            self._over.set_result(self._newest.prompt if how == "truncated" else ())
+            self._over.set_result(self._newest.final_prompt if how == "truncated" else ())
 
     def fail(self, error: Exception) -> None:
         """Let the episode be lost, whatever the program makes of it."""
@@ -120,6 +121,7 @@ class Calls:
         Returns the prompt that would have come next where the episode was truncated. Raises EpisodeFailure where the
         program neither called nor ended for `timeout_s` seconds: the time in which it waits for us does not count.
         """
+        asyncio.get_running_loop().set_task_factory(_task)  # a program starts tasks of its own
         running = asyncio.ensure_future(program)
         try:
             await self._wait(running, timeout_s)
@@ -165,7 +167,7 @@ class Calls:
         amount = finite(value)
         if amount is None:
             raise EpisodeFailure(
-                f"the program of {self.session.name} returned {value!r:.80}; return a finite number, or nothing"
+                f"the program of {self.session.name} returned {shown(value)}; return a finite number, or nothing"
             )
         self.session.reward(amount)
 
@@ -175,6 +177,7 @@ class Calls:
         chat = self._chat(messages, tools)
         turn, prompt = self.session.turns, chat.prompt
         if turn >= self._max_turns:
+            self.session.count("limits/max_turns")
             self._over.set_result(prompt)
             raise OverLimit(f"the episode has had its {self._max_turns} turns (agent.max_turns)")
         try:
@@ -201,10 +204,25 @@ class Calls:
         except PromptTooLong as error:
             if not self.session.turns:
                 raise
+            self.session.count("limits/max_prompt_tokens")
             self._over.set_result(self._newest.held(error.prompt) if self._newest else error.prompt)
             raise OverLimit(str(error)) from error
         except ValueError as error:  # of the template, which does not take the conversation
             raise Refusal(str(error)) from error
+
+
+def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **how: Any) -> asyncio.Task[Any]:
+    """A task whose wish to exit is a failure of its own, where asyncio would end the run."""
+
+    async def run() -> Any:
+        try:
+            return await coroutine
+        except SystemExit as error:
+            raise Exited(f"it tried to exit ({error.code})") from error
+
+    task = asyncio.Task(run(), loop=loop, **how)
+    task.add_done_callback(lambda _: coroutine.close())  # cancelled before it began, it was never awaited
+    return task
 
 
 async def _part(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -115,18 +115,19 @@ class Gym:
 
     async def _prompt(self, standing: Standing, ask: AskIds) -> tuple[tuple[int, ...], bool]:
         """The next prompt; where it, or what the memory asks, is too long, without the oldest turns, and then True."""
-        past, found = list(standing.past), None
+        found = None
         if standing.left_out:  # last time, and nearly as many now; but a memory that asks is not asked twice
             with suppress(_Asked):
-                found = await self._fit(standing, past, min(standing.left_out, len(past)), _halt)
-        prompt, standing.left_out = found or await self._fit(standing, past, 0, ask)
+                found = await self._fit(standing, min(standing.left_out, len(standing.past)), _halt)
+        prompt, standing.left_out = found or await self._fit(standing, 0, ask)
         return prompt, standing.left_out > 0
 
-    async def _fit(
-        self, standing: Standing, past: Sequence[Turn], start: int, ask: AskIds
-    ) -> tuple[tuple[int, ...], int]:
-        """The prompt without as few of the oldest turns as can be, and how many these are, sought from `start` on."""
-        prompt, tokens, left_out = None, 0, start
+    async def _fit(self, standing: Standing, start: int, ask: AskIds) -> tuple[tuple[int, ...], int]:
+        """The prompt without as few of the oldest turns as can be, and how many these are, sought from `start` on.
+
+        What a memory is told on the way is of the past at once, so that it need not ask again.
+        """
+        past, prompt, tokens, left_out = standing.past, None, 0, start
         while prompt is None:
             try:
                 prompt = await self._render(standing, past[left_out:], ask)

@@ -22,7 +22,11 @@ class Talk(Protocol):
 
 
 class Judge:
-    """Without a reward function an episode earns what tools and simulated users gave, and nobody tells of success."""
+    """Without a reward function an episode earns what tools and simulated users gave, and nobody tells of success.
+
+    What a reward function has judged is over, a limit or not: it said what all of it was worth, and to bootstrap from
+    the next prompt would count that twice, and never teach the critic what comes of running into a limit.
+    """
 
     def __init__(self, setting: Setting):
         config = setting.config.reward
@@ -39,4 +43,4 @@ class Judge:
         for name, value in score.metrics.items():
             session.count(f"reward/{name}", value)
         won = score.value >= 1
-        return Ending(final_prompt, success=won, progression=float(won))
+        return Ending((), success=won, progression=float(won))

@@ -36,11 +36,12 @@ class ToolAgent:
     ):
         """`tools` are files or dotted paths, `interaction` a file of simulated users.
 
-        After `max_turns` turns an episode is truncated. `max_malformed_turns` turns whose calls could not be read are
+        After `max_turns` turns an episode is over. `max_malformed_turns` turns whose calls could not be read are
         answered; with one more the episode is over. What a tool says is cut to `max_tool_reply` characters or tokens,
         from the left, the right or the middle.
         """
-        for name, value in (("max_turns", max_turns), ("max_malformed_turns", max_malformed_turns)):
+        limits = {"max_turns": max_turns, "max_malformed_turns": max_malformed_turns, "max_tool_reply": max_tool_reply}
+        for name, value in {**limits, "max_parallel_calls": max_parallel_calls}.items():
             if value < 1:
                 raise ValueError(f"agent.{name} is {value}; it must be 1 or more")
         self._max_turns = max_turns
@@ -95,6 +96,7 @@ class ToolAgent:
                     count_figures(session, f"tools/{result.call.name}", result.metrics)
             elif user is None or not await _goes_on(session, chat, user):
                 return ()
+        session.count("limits/max_turns" if session.turns >= self._max_turns else "limits/max_prompt_tokens")
         return chat.final_prompt
 
 

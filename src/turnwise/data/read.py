@@ -6,6 +6,7 @@ take a second to import.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
@@ -68,13 +69,24 @@ def _json(path: Path) -> Iterator[tuple[Place, Any]]:
 
 def _parsed(place: Place, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return from_json(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is not JSON: {error}") from error
 
 
+def from_json(text: str) -> Any:
+    """Raises ValueError, also where a key stands twice, and RecursionError."""
+    return json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
+
+
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    if twice := _repeated([key for key, _ in pairs]):
+        raise ValueError(f"an object has the key {twice!r:.80} twice; leave one out")
+    return dict(pairs)
 
 
 def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
@@ -92,7 +104,7 @@ def _csv(path: Path) -> Iterator[tuple[Place, Row]]:
 
 
 def _repeated(columns: Sequence[str]) -> str | None:
-    return next((name for place, name in enumerate(columns) if name in columns[:place]), None)
+    return next((name for name, times in Counter(columns).items() if times > 1), None)
 
 
 def _parquet(path: Path) -> Iterator[tuple[Place, Row]]:

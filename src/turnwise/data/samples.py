@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
-from turnwise.data.read import Place, Row
+from turnwise.data.read import Place, Row, from_json
 from turnwise.types import Message, MessageCall, Sample
 
 _FIELDS = get_type_hints(Message)
@@ -111,14 +111,14 @@ def _calls(place: str, value: Any) -> list[MessageCall]:
         for number, call in enumerate(value):
             name, arguments = call["function"]["name"], call["function"].get("arguments")
             if isinstance(arguments, str):
-                arguments = json.loads(arguments)
+                arguments = from_json(arguments)
             function: Any = {"name": name, "arguments": dict(arguments or {})}
             if not isinstance(name, str):
                 raise TypeError
             calls.append({"id": call.get("id") or f"call_{number}", "type": "function", "function": function})
         return calls
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        told = 'write [{"function": {"name": NAME, "arguments": {...}}}]'
+        told = 'write [{"function": {"name": NAME, "arguments": {...}}}], and no key twice'
         raise ValueError(f"{place} has the tool_calls {value!r:.80}; {told}") from error
 
 

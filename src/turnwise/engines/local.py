@@ -103,6 +103,8 @@ class LocalEngine:
         self._waiting, self._running = [*self._running, *self._waiting], []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
+        if not prompt_ids:
+            raise ValueError("a prompt is empty, so there is nothing to reply to; let it have a token at least")
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens).tolist()
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))

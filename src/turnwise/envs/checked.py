@@ -9,6 +9,7 @@ import difflib
 import importlib
 import math
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +181,7 @@ class CheckedEnvironment:
 
     def close(self) -> None:
         """What an environment says at its end concerns nobody: it may be broken."""
-        with contextlib.suppress(Exception, SystemExit):
+        with contextlib.suppress(Exception, SystemExit, CancelledError):
             self.environment.close()
 
     def _observe(self, observation: Any, info: Mapping[str, Any]) -> Observation:
@@ -217,12 +218,13 @@ class CheckedEnvironment:
 
 @contextlib.contextmanager
 def _blamed(*mistakes: type[Exception]) -> Iterator[None]:
-    """Whatever is raised in here, but for `mistakes`, is a failure of the environment; so is its wish to exit."""
+    """Whatever is raised in here, but for `mistakes`, is a failure of the environment; so is its wish to exit, and a
+    cancellation, which asyncio would take for its own."""
     try:
         yield
     except (EnvironmentFailure, *mistakes):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, CancelledError) as error:
         # A generator, as this one is, cannot pass on what a StopIteration has caused.
         cause = None if isinstance(error, StopIteration) else error
         raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}{_place(error)}") from cause

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.calling import Overrun, bounded, fitting, invoke
 from turnwise.interactions.base import BaseInteraction
-from turnwise.rewards.reward import finite
+from turnwise.rewards.reward import finite, shown
 from turnwise.surrogates import encodable
 from turnwise.types import Message
 
@@ -82,4 +82,4 @@ def _checked(name: str, answer: Any) -> UserTurn:
         case (bool(done), str(text), reward, Mapping() as metrics) if (value := finite(reward)) is not None:
             # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
             return UserTurn(done, encodable(text), value, metrics)
-    raise _Failure(f"interaction {name} answered {answer!r:.80}; answer (done, text, finite reward, dict of figures)")
+    raise _Failure(f"interaction {name} answered {shown(answer)}; answer (done, text, finite reward, dict of figures)")

@@ -4,12 +4,13 @@ import hashlib
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from turnwise.config import ModelConfig
+from turnwise.config import ModelConfig, RolloutConfig
 
 EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-games", "tiny-tools")}
 
@@ -25,16 +26,21 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     path = locate(config.path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+        opened: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+        model, loaded = opened
+        if missing := sorted(loaded["missing_keys"]):  # which transformers would draw at random
+            raise ValueError(f"{len(missing)} of its weights are not there, such as {missing[0]}")
+        if not tokenizer.encode("a", add_special_tokens=False):  # such a one is made where tokenizer.json is missing
+            raise ValueError("its tokenizer knows no letters")
+    except Exception as error:  # of a damaged file come errors of any kind
         if (Path(path) / "model" / "config.json").is_file():
             raise ValueError(
                 f"model.path is {config.path!r}, the folder of a run; did you mean {str(Path(path) / 'model')!r}?"
             ) from error
         raise ValueError(
-            f"model.path is {config.path!r}, which cannot be opened ({str(error).splitlines()[0]:.200}); give "
+            f"model.path is {config.path!r}, which cannot be opened ({' '.join(str(error).split()):.200}); give "
             f"{', '.join(EMBEDDED)}, the id of a model on the Hugging Face hub, or a folder with config.json, "
             "model.safetensors and tokenizer.json"
         ) from error
@@ -49,6 +55,16 @@ def identity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     for name, weight in model.named_parameters():  # a sample of each: reading all of a large model takes long
         digest.update(name.encode() + weight.detach().flatten()[:64].cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def refuse_too_long(model: PreTrainedModel, rollout: RolloutConfig) -> None:
+    """A ValueError where prompts and replies could be longer than what the model was made for."""
+    most, asked = getattr(model.config, "max_position_embeddings", None), rollout.max_prompt_tokens
+    if most is not None and asked + rollout.max_reply_tokens > most:
+        raise ValueError(
+            f"rollout.max_prompt_tokens={asked} and rollout.max_reply_tokens={rollout.max_reply_tokens} are more than "
+            f"the {most} tokens that {model.config.name_or_path!r} can read; lower one of them"
+        )
 
 
 def refuse_other(known: str, found: str, path: str, made: Path) -> None:

@@ -17,7 +17,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from turnwise.batch import Batch, Micro, pack
+from turnwise.batch import Batch, pack
+from turnwise.lines import Micro
 from turnwise.models import arithmetic
 from turnwise.policy import Policy
 from turnwise.render import Renderer

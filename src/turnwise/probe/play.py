@@ -171,7 +171,9 @@ def _judged(episode: Segment) -> Segment:
 
 
 def _shortened(slots: Sequence[Slot]) -> float:
-    turns = sum(len(played(segment)) for slot in slots for segment in slot.segments)
+    """Of all turns that were played, those of dropped episodes too."""
+    kept = sum(len(played(segment)) for slot in slots for segment in slot.segments)
+    turns = kept + sum(slot.tally.dropped_turns for slot in slots)
     return sum(slot.tally.shortened_prompts for slot in slots) / turns
 
 

@@ -73,7 +73,7 @@ def _remedy(probe: Probe, understood: float) -> str:
     invalid = probe.sheets[0].actions.invalid
     silent = sum(text.count for text in probe.texts if not text.said)
     nearby = sum(text.count for text in probe.texts if text.nearest)
-    parts = ["Improve the prompt, or train the format first."]
+    parts = ["Improve the prompt, or take a model that knows the format."]
     if silent > MOST * invalid:
         parts.append(f"{percent(silent / invalid)} of the invalid replies have no action line at all.")
     if nearby:

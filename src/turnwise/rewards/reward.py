@@ -71,18 +71,27 @@ class Reward:
         value = finite(figures.pop("score", None))
         if value is None:
             raise RewardFault(
-                f"reward {self.name} returned {answer!r:.80}; return a finite number, or a dict with one as `score`"
+                f"reward {self.name} returned {shown(answer)}; return a finite number, or a dict with one as `score`"
             )
         metrics = {str(name): finite(figure) for name, figure in figures.items() if isinstance(figure, Real)}
         for name, figure in metrics.items():
             if figure is None:
-                raise RewardFault(f"reward {self.name} returned {figures[name]!r} as {name}; return finite numbers")
+                given = shown(figures[name])
+                raise RewardFault(f"reward {self.name} returned {given} as {name}; return finite numbers")
         return Score(value, metrics)  # type: ignore[arg-type]  # None has been refused
 
 
 def _extra_info(sample: Sample) -> dict[str, Any]:
     own = {"tools_kwargs": sample.tools_kwargs, "interaction_kwargs": sample.interaction_kwargs}
     return {"index": sample.index, **own, **sample.extra}
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence: the beginning of its text, where it has one."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # of a whole number of thousands of digits, or of whatever its author made
+        return f"a value of type {type(value).__name__}"
 
 
 def finite(value: Any) -> float | None:

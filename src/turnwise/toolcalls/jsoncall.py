@@ -1,6 +1,8 @@
-"""A call written as a JSON object, which three of the formats share. JSON here means JSON: no NaN, no infinities."""
+"""A call written as a JSON object, which three of the formats share. JSON here means JSON: no NaN, no infinities, and
+no key twice, of which only one would be heeded."""
 
 import json
+from collections import Counter
 from typing import Any, NoReturn
 
 from turnwise.surrogates import encodable
@@ -22,8 +24,16 @@ def _finite(number: str) -> float:
     return value
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise NotJSON(f"an object has the key {twice!r:.80} twice")
+    return found
+
+
 _DEEPEST = 100  # lists and objects within one another; Python itself cannot copy many more
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
 
 
 def decode_at(text: str, start: int) -> tuple[Any, int]:
@@ -37,6 +47,8 @@ def decode_at(text: str, start: int) -> tuple[Any, int]:
         raise NotJSON(f"{error.msg} at character {error.pos - start} of the JSON, near {excerpt!r}") from None
     except RecursionError:
         raise NotJSON("it is nested too deeply") from None
+    except NotJSON:
+        raise
     except ValueError as error:  # a number of thousands of digits, or none of JSON's
         raise NotJSON(str(error).partition(":")[0]) from None
     if _depth(value) > _DEEPEST:

@@ -174,10 +174,12 @@ class ToolBox:
         for attempt in range(tool.limits.retries + 1):
             try:
                 return await self._attempt(tool, dict(arguments), context)
-            except (ToolFault, _Refusal):
+            except _Refusal:
                 raise
             except Exception as error:
                 if attempt == tool.limits.retries:
+                    if isinstance(error, ToolFault):
+                        raise
                     raise _Refusal("tool_error", f"{tool.name} failed: {_first_line(error)}") from error
         raise AssertionError("there is always a last attempt")
 

@@ -3,6 +3,7 @@
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 
+# Python warns its user of numbers glued to words, which here the model wrote. Once for all, as threads share filters.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module="<expression>")
+
 
 @function_tool
 def calculator(expression: str) -> str:
@@ -39,7 +43,7 @@ def calculate(expression: str) -> int | float:
     if len(expression) > _LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; {_LENGTH} are allowed")
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body)
+        return _value(ast.parse(expression.strip(), "<expression>", mode="eval").body)
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
     except OverflowError:

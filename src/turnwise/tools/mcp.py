@@ -69,13 +69,16 @@ class McpServer:
             raise ToolFault(f"the MCP server {self.name} cannot be reached: {_plain(error)}") from error
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResponse:
-        """Raises ToolError where the tool refuses, and ToolFault where the server is gone."""
+        """Raises ToolError where the tool refuses, and ToolFault where the server fails or is gone."""
         from mcp import MCPError
 
         session = await self.open()
         try:
             done = await asyncio.wrap_future(session.run(lambda client: client.call_tool(tool, arguments)))
+            response = _response(done)
         except MCPError as error:
+            if error.code in _server_failed():
+                raise ToolFault(f"the MCP server {self.name} failed in a call of {tool}: {_plain(error)}") from error
             if error.code not in _session_ended():
                 raise ToolError(str(error)) from error
             self._drop(session)
@@ -83,7 +86,6 @@ class McpServer:
         except Exception as error:
             self._drop(session)
             raise ToolFault(f"the MCP server {self.name} failed in a call of {tool}: {_plain(error)}") from error
-        response = _response(done)
         if done.is_error:
             raise ToolError(response.text or "the tool failed")
         return response
@@ -241,6 +243,13 @@ def _session_ended() -> tuple[int, ...]:
     from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
 
     return CONNECTION_CLOSED, INVALID_REQUEST
+
+
+def _server_failed() -> tuple[int, ...]:
+    """What a client is told of an HTTP status above 400, or of an answer that is none; no tool speaks so."""
+    from mcp.types import INTERNAL_ERROR, PARSE_ERROR
+
+    return INTERNAL_ERROR, PARSE_ERROR
 
 
 def _plain(error: BaseException) -> str:

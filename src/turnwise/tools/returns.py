@@ -26,7 +26,7 @@ def normalise(value: Any) -> tuple[ToolResponse, float, Mapping[str, Any]]:
     if not 1 <= len(parts) <= 3:
         raise TypeError(f"it returned a tuple of {len(parts)}; return (response, reward, metrics) or fewer")
     response, reward, metrics = (*parts, None, None)[:3]
-    if isinstance(reward, str):
+    if isinstance(reward, str | bytes | bytearray):  # of which Python would make numbers
         raise TypeError(f"its reward is {reward!r:.80}; return a number")
     reward = 0.0 if reward is None else float(reward)
     if not math.isfinite(reward):
