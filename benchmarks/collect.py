@@ -182,7 +182,7 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[int, fl
     useful: dict[Slot, tuple[int, float]] = {}  # turns, and seconds until the last of them
 
     def note(slot: Slot) -> None:
-        useful.setdefault(slot, (slot.collected, time.perf_counter() - start))
+        useful.setdefault(slot, (slot.share.acted, time.perf_counter() - start))
 
     async def play(slot: Slot) -> None:
         if way == "turns":
@@ -192,8 +192,8 @@ async def batch(way: str, collector: Collector, engine: Engine) -> tuple[int, fl
         note(slot)
 
     async def turn(slot: Slot) -> None:
-        await slot.play(engine, slot.collected + 1)
-        if slot.segments:
+        await slot.play(engine, slot.share.acted + 1)
+        if slot.share.segments:
             note(slot)
 
     if "step" not in way:

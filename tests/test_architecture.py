@@ -29,6 +29,7 @@ ORDER = [
         "tokencheck",
         "agents",
         "tally",
+        "share",
         "session",
         "slot",
         "batch_loop",

@@ -372,10 +372,10 @@ def test_a_model_can_be_watched_turn_by_turn(renderer):
     heard = []
     slots = play_held_out(seeing(5, 2), Scripted(renderer), renderer, lambda: heard.append(1))
     assert len(heard) == 5
-    assert sorted(segment.seed for slot in slots for segment in slot.segments) == sorted(Seeing.seeds)
+    assert sorted(segment.seed for slot in slots for segment in slot.share.segments) == sorted(Seeing.seeds)
     records = evaluate(seeing(5, 2), Model(Scripted(renderer), renderer))
     assert {(record.seed, record.turns) for record in records} == {
-        (segment.seed, len(segment.turns)) for slot in slots for segment in slot.segments
+        (segment.seed, len(segment.turns)) for slot in slots for segment in slot.share.segments
     }
 
 

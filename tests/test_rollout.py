@@ -549,7 +549,7 @@ def test_a_batch_that_has_room_again_goes_on(renderer):
     def full() -> bool:
         nonlocal asked
         asked += 1
-        return slot.collected >= 4 or asked == 2  # first by the loop, then by the reply that is asked for
+        return slot.share.acted >= 4 or asked == 2  # first by the loop, then by the reply that is asked for
 
     async def go_on() -> None:
         await asyncio.wait_for(slot.play_until(Scripted(renderer), full), 10)
@@ -1414,7 +1414,7 @@ def test_no_restored_turn_is_cut_off_before_it_is_known_what_follows(renderer):
     with closing(Collector(config, renderer)) as collector:
         collector.collect(engine)
         saved = json.loads(json.dumps(collector.state()))
-    assert [len(slot["turns"]) for slot in saved] == [1, 1, 0]
+    assert [len(slot["share"]["turns"]) for slot in saved] == [1, 1, 0]
     with closing(Collector(config, renderer)) as collector:
         assert collector.restore(saved) == 0
         Remote.waits = 40

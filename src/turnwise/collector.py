@@ -98,8 +98,8 @@ class Collector:
         else:
             lockstep = rollout.mode == "lockstep"
             # Otherwise too this may take more than one pass: an episode may fail while it waits for the other slots.
-            while short := [slot for slot in self.slots if slot.collected < turns]:
-                await play_all(slot.play(engine, slot.collected + 1 if lockstep else turns) for slot in short)
+            while short := [slot for slot in self.slots if slot.share.acted < turns]:
+                await play_all(slot.play(engine, slot.share.acted + 1 if lockstep else turns) for slot in short)
         return [segment for slot in self.slots for segment in slot.cut()]
 
     async def _elastic(self, engine: Engine) -> list[Segment]:
@@ -118,7 +118,7 @@ class Collector:
     def _count(self, engine: Engine) -> None:
         """If an elastic batch has all its turns now, later ones are the next batch's."""
         rollout = self.config.rollout
-        if sum(slot.collected for slot in self.slots) >= rollout.n_env * rollout.e_len:
+        if sum(slot.share.acted for slot in self.slots) >= rollout.n_env * rollout.e_len:
             self._full.put_nowait([segment for slot in self.slots for segment in slot.cut()])
             if isinstance(engine, Pausable):
                 engine.pause()

@@ -124,7 +124,7 @@ def _lanes(config: Config, known: Sequence[Record], samples: Sequence[Sample]) -
 
 def _record(lane: Lane, slot: Slot, speaks: bool) -> Record:
     """Of the newest episode, whose turns are let go."""
-    segment, failures = slot.segments.pop(), slot.tally.failures
+    segment, failures = slot.share.segments.pop(), slot.tally.failures
     slot.tally = Tally()
     outcome = segment.outcome
     assert outcome is not None

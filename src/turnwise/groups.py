@@ -17,8 +17,7 @@ def level(segment: Segment) -> Level:
 def refuse_parts(segments: Iterable[Segment]) -> None:
     """A ValueError where a segment is not a whole episode: its end or its beginning lies in another batch."""
     for segment in segments:
-        acted = sum(not turn.of_memory for turn in segment.turns)
-        if segment.outcome is None or segment.outcome.turns != acted:
+        if segment.outcome is None or segment.outcome.turns != segment.acted:
             raise ValueError(
                 f"slot {segment.slot} brings a part of its episode {segment.episode}, but without a critic only whole "
                 "episodes can be credited; set rollout.episodes=1, or an estimator with a critic"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.failures import EpisodeFailure
 from turnwise.protocols import Note, Resumable
-from turnwise.rewards.reward import finite
+from turnwise.rewards.reward import finite, shown
 from turnwise.tally import Tally
 from turnwise.traces import no_span
 from turnwise.types import Generation, Sample, Turn
@@ -120,7 +120,7 @@ class SlotSession:
         """It as a float: checkpoints and traces take no numbers of NumPy's."""
         amount = finite(given)
         if amount is None:
-            raise EpisodeFailure(f"the agent of {self.name} gave a {what} of {given}; it must be a finite number")
+            raise EpisodeFailure(f"the agent of {self.name} gave a {what} of {shown(given)}; it must be a finite number")
         return amount
 
     def count(self, name: str, amount: float = 1.0) -> None:

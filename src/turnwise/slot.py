@@ -9,8 +9,8 @@ since only then is it known what follows it; and sure turns alone are *cut* off 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -22,10 +22,11 @@ from turnwise.failures import EpisodeFailure, NeighbourFailure
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive
 from turnwise.session import Answer, SlotSession
+from turnwise.share import Share
 from turnwise.tally import Tally, Transcript
 from turnwise.traces import Recording, Trace
 from turnwise.traces.recording import now
-from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn
+from turnwise.types import End, Ending, Generation, Level, Outcome, Sample, Sampling, Segment, Turn, acted
 
 
 @dataclass
@@ -71,15 +72,12 @@ class Slot:
         self.agents = Agents(Setting(config, task, codec, shared))
         self.episode = Episode()
         self.tally = Tally()
-        self.segments: list[Segment] = []
-        self.collected = 0  # sure turns of the batch, those not counted that a memory asked for
+        self.share = Share()
         self._levels = levels
         self._transcripts = transcripts
         self._luck = luck
         self._group = group
         self._traced = traced
-        self._turns: list[Turn] = []  # of the open segment
-        self._sure = 0  # of these: it is known how the episode went on
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
         self._held: list[asyncio.Future[None]] = []  # replies that wait for the next batch
@@ -108,12 +106,12 @@ class Slot:
 
     async def play(self, engine: Engine, turns: int) -> None:
         """Go on until the batch has so many turns of this slot."""
-        await self.play_until(engine, lambda: self.collected >= turns)
+        await self.play_until(engine, lambda: self.share.acted >= turns)
 
     async def play_episodes(self, engine: Engine, episodes: int) -> None:
         """Go on until so many more episodes have ended."""
-        enough = len(self.segments) + episodes
-        await self.play_until(engine, lambda: len(self.segments) >= enough)
+        enough = len(self.share.segments) + episodes
+        await self.play_until(engine, lambda: len(self.share.segments) >= enough)
 
     async def play_on(self, engine: Engine, counted: Callable[[], None]) -> None:
         """Go on and on; `counted` is called when turns are sure. What is under way when this is cancelled stays so."""
@@ -191,7 +189,7 @@ class Slot:
             recording.pause()
         self._asking.append(prompt)
         self._asked_last = prompt
-        self._settle()
+        self.share.settle()
         self._counted()
         try:
             while self._full():
@@ -226,42 +224,32 @@ class Slot:
             self._news.set()
 
     def record(self, turn: Turn) -> None:
-        self._turns.append(turn)
+        self.share.turns.append(turn)
         if self.episode.recording:
             self.episode.recording.record(turn)
 
     def reward(self, amount: float, turn: int) -> None:
         """Add to what the n-th turn of the episode has earned."""
-        counted = [place for place, one in enumerate(self._turns) if not one.of_memory]
-        before = self.episode.turns - len(counted)
-        if turn < before:
+        number = turn - (self.episode.turns - acted(self.share.turns))
+        if number < 0:
             raise EpisodeFailure(f"turn {turn} of {self.name} was in an earlier batch, and cannot be rewarded any more")
-        place = counted[turn - before]
-        self._turns[place] = replace(self._turns[place], reward=self._turns[place].reward + amount)
+        self.share.reward(amount, number)
         if self.episode.recording:
             self.episode.recording.reward(amount, turn)
-
-    def _settle(self) -> None:
-        """Now it is known how the episode goes on after its last turn."""
-        self.collected += _acted(self._turns[self._sure :])
-        self._sure = len(self._turns)
 
     def cut(self) -> list[Segment]:
         """End the batch: the open segment closes with the next prompt, whose reply it does not have.
 
         A turn that is not sure yet opens the next batch, or is lost with its episode.
         """
-        self._turns, rest = self._turns[: self._sure], self._turns[self._sure :]
-        if self._turns:
-            waiting = [turn.prompt_ids for turn in rest] + self._asking
-            trained = {id(turn.generation) for turn in self._turns}
+        if self.share.sure:
+            trained = {id(turn.generation) for turn in self.share.sure}
             for answer in self.episode.journal:
                 answer.trained |= id(answer.generation) in trained
             # Where nothing waits, what was asked last has its reply, which is no turn yet, or was given up.
-            self._close("cut", waiting[0] if waiting else self._asked_last, None)
-        self._turns = rest
-        segments, self.segments, self.collected = self.segments, [], 0
-        return segments
+            waiting = [*(turn.prompt_ids for turn in self.share.unsure), *self._asking, self._asked_last]
+            self._close("cut", waiting[0], None)
+        return self.share.hand_out()
 
     def _begin(self) -> None:
         number = self.episode.number + 1  # a level that fails is not tried again
@@ -282,11 +270,11 @@ class Slot:
 
     def _end(self, ending: Ending) -> None:
         episode = self.episode
-        if not self._turns:
+        if not self.share.turns:
             raise EpisodeFailure(f"the agent of {self.task} ended an episode without a turn")
         end = "truncated" if ending.final_prompt_ids else "terminated"
         outcome = Outcome(ending.success, episode.episode_return, episode.turns, ending.progression, episode.figures)
-        self._settle()
+        self.share.settle()
         self._close(end, ending.final_prompt_ids, outcome)
         self._counted()
         if episode.transcript is not None:
@@ -303,15 +291,14 @@ class Slot:
         if episode.recording:
             index = sample.index if sample else None
             about = (self.index, self._group, episode.number, self.task, episode.seed, index, episode.recording)
-            self.tally.traces.append(Trace(*about, end, outcome, failure, len(self._turns) if end == "dropped" else 0))
+            dropped = len(self.share.turns) if end == "dropped" else 0
+            self.tally.traces.append(Trace(*about, end, outcome, failure, dropped))
 
     def _close(self, end: End, final_prompt: tuple[int, ...], outcome: Outcome | None) -> None:
-        turns, self._turns, self._sure = tuple(self._turns), [], 0
         self._failures = 0
-        episode = self.episode
-        self.segments.append(
-            Segment(self.index, episode.number, self.task, episode.seed, turns, end, final_prompt, outcome)
-        )
+        episode, turns = self.episode, tuple(self.share.sure)
+        about = (self.index, episode.number, self.task, episode.seed)
+        self.share.close(Segment(*about, turns, end, final_prompt, outcome))
 
     def _drop(self, failure: EpisodeFailure) -> None:
         self._failures += not isinstance(failure, NeighbourFailure)
@@ -320,11 +307,9 @@ class Slot:
                 f"{failure} ({self._failures} times in a row, and no turns to keep; see environment.max_failures)"
             ) from failure
         self.tally.failures += 1
-        self.tally.dropped_turns += len(self._turns)
         self.tally.last_failure = str(failure)
         self._trace("dropped", None, str(failure))
-        self.collected -= _acted(self._turns[: self._sure])
-        self._turns, self._sure = [], 0
+        self.tally.dropped_turns += self.share.drop()
         self.episode = Episode(self.episode.number)
 
     def state(self) -> dict[str, Any]:
@@ -332,30 +317,22 @@ class Slot:
 
         An agent that gets its replies again records its turns again.
         """
-        agent, turns = (self.agent.state(), self._turns) if isinstance(self.agent, Resumable) else (None, [])
+        agent = self.agent
+        resumable = isinstance(agent, Resumable)
         return {
             "episode": asdict(self.episode),
-            "agent": agent,
-            "segments": [asdict(segment) for segment in self.segments],
-            "turns": [asdict(turn) for turn in turns],
+            "agent": agent.state() if resumable else None,
+            "share": self.share.state(opened=resumable),
         }
 
     async def restore(self, state: dict[str, Any]) -> bool:
         """Bring the slot back to where it was; False if its episode cannot be, and a new one begins.
 
-        What was already collected of such an episode keeps its bootstrap. Turns are sure when the agent asks again.
+        What was already collected of such an episode keeps its bootstrap.
         """
         self.episode = TypeAdapter(Episode).validate_python(state["episode"])
-        self.segments = TypeAdapter(list[Segment]).validate_python(state["segments"])
         back = not isinstance(self.agent, Resumable) or await self.agent.restore(state["agent"], self.episode.seed)
-        if back:
-            self._turns = TypeAdapter(list[Turn]).validate_python(state["turns"])
-        else:
+        self.share.restore(state["share"], opened=back)
+        if not back:
             self.episode = Episode(self.episode.number)
-        self.collected = _acted(turn for segment in self.segments for turn in segment.turns)
         return back
-
-
-def _acted(turns: Iterable[Turn]) -> int:
-    """How many were played in the environment."""
-    return sum(not turn.of_memory for turn in turns)

@@ -4,7 +4,7 @@ collect turns -> pack them into rows -> judge them -> credit them -> update -> p
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict
 from threading import Event
@@ -119,7 +119,7 @@ class Training:
         if not self.advantage.critic:
             credited |= measure_groups(self.collector.tally.played)
         stats |= {"kl/coefficient": progress.kl_coefficient}
-        self.adapt_kl(credited.get("kl/all", 0.0), acted(segments))
+        self.adapt_kl(credited.get("kl/all", 0.0), sum(segment.acted for segment in segments))
         self.record(stats | credited, clock)
         if config.evaluation.every and progress.step % config.evaluation.every == 0:
             self.evaluate()
@@ -166,7 +166,7 @@ class Training:
         """Tell everybody what happened in a batch."""
         progress, tally = self.progress, self.collector.tally
         self.recent.add(tally.played)
-        turns = acted(tally.played)
+        turns = sum(segment.acted for segment in tally.played)
         progress.turns += turns
         progress.seconds += clock.total()
         figures = {"turns": progress.turns, **self.recent.metrics(), **measure(tally), **stats}
@@ -261,8 +261,3 @@ class Training:
         self.run.forget_after(self.progress.lines)
         self.traces.go_on_from(self.progress.traces)
         return lost
-
-
-def acted(segments: Iterable[Segment]) -> int:
-    """How many turns were played in the environment."""
-    return sum(not turn.of_memory for segment in segments for turn in segment.turns)

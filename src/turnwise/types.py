@@ -3,7 +3,7 @@
 Plain, frozen and complete when made, so that they can cross a process or a machine. Nothing here imports torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -180,3 +180,13 @@ class Segment:
     end: End  # cut: only the batch ended
     final_prompt_ids: tuple[int, ...]  # the next rendered prompt; empty where the task terminated
     outcome: Outcome | None  # None for a cut segment
+
+    @property
+    def acted(self) -> int:
+        """How many turns were played in the environment."""
+        return acted(self.turns)
+
+
+def acted(turns: Iterable[Turn]) -> int:
+    """How many were played in the environment, and not asked for by a memory."""
+    return sum(not turn.of_memory for turn in turns)

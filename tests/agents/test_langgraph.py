@@ -202,6 +202,12 @@ def test_a_state_that_is_no_mapping_has_no_reward(renderer):
     assert [turn.reward for one in segments for turn in one.turns] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("limit", ["max_turns", "max_tool_reply"])
+def test_a_limit_of_nothing_is_refused(renderer, limit):
+    with pytest.raises(ValueError, match=rf"agent\.{limit} is 0; it must be 1 or more"):
+        play(renderer, graph_of(**{limit: 0}))
+
+
 @pytest.mark.parametrize(
     ("graph", "said"),
     [("greedy", "asks for whatever; it can ask for model, tools, sample"), ("SEEN", "is no function")],

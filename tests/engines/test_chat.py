@@ -159,11 +159,11 @@ def test_through_a_server_the_embedded_model_plays_the_same_episodes():
 
     assert len(hosted) == len(local) == 2
     for ours, theirs in zip(local, hosted, strict=True):
-        (one,), (other,) = ours.segments, theirs.segments
+        (one,), (other,) = ours.share.segments, theirs.share.segments
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
         assert [turn.action for turn in one.turns] == [turn.action for turn in other.turns]
         assert one.outcome == other.outcome
-    valid = [turn.action.status == "valid" for slot in hosted for turn in slot.segments[0].turns if turn.action]
+    valid = [turn.action.status == "valid" for slot in hosted for turn in slot.share.segments[0].turns if turn.action]
     assert sum(valid) > 0.9 * len(valid) > 0  # so these are replies that mean something
-    assert len(seen) == sum(len(slot.segments[0].turns) for slot in local)
+    assert len(seen) == sum(len(slot.share.segments[0].turns) for slot in local)
     assert {request["key"] for request in seen} == {"Bearer none"}

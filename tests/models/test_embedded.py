@@ -9,7 +9,7 @@ from turnwise.recipe import load_config
 def test_the_model_with_a_calculator_calls_it_as_often_as_not():
     config = load_config("gsm8k-tool", ["evaluation.episodes=48", "model.precision=fp32"])
     engine, codec = open_player(config, None)
-    episodes = [one for slot in play_held_out(config, engine, codec) for one in slot.segments]
+    episodes = [one for slot in play_held_out(config, engine, codec) for one in slot.share.segments]
     asked = [episode for episode in episodes if len(episode.turns) == 2]
     assert 12 <= len(asked) <= 36 and {len(episode.turns) for episode in episodes} <= {1, 2}
     faithful = 0

@@ -41,7 +41,7 @@ def test_a_probe_plays_few_episodes_unless_told_otherwise(tasks, episodes):
 def test_rendered_prompts_are_as_long_as_played_ones(renderer, turns):
     config = counting(memory={"turns": turns, "thoughts": 1})
     slots = play_held_out(config, Scripted(renderer, REPLIES), renderer)
-    episodes = [segment for slot in slots for segment in slot.segments]
+    episodes = [segment for slot in slots for segment in slot.share.segments]
     real = lengths([len(turn.prompt_ids) for one in episodes for turn in played(one)])
     assert prompt_lengths(episodes, Window(turns, thoughts=1), renderer) == real
 

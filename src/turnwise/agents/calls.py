@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 
 class OverLimit(Refusal):
-    """A call that the limits of the recipe do not allow: the episode is truncated."""
+    """A call that the limits of the recipe do not allow: the episode is over."""
 
 
 class Calls:
@@ -254,10 +254,11 @@ def _marks(messages: Sequence[Message]) -> list[str]:
     return marks
 
 
-def check_limits(max_turns: int, timeout_s: float) -> None:
+def check_limits(timeout_s: float, **counts: int) -> None:
     """Raises ValueError."""
-    if max_turns < 1:
-        raise ValueError(f"agent.max_turns is {max_turns}; it must be 1 or more")
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"agent.{name} is {count}; it must be 1 or more")
     if timeout_s <= 0:
         raise ValueError(f"agent.timeout_s is {timeout_s}; it must be above 0")
 

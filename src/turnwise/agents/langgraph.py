@@ -37,10 +37,10 @@ class LangGraphAgent:
         with the sample's prompt in `messages`; a number in `reward` at its end is a reward.
 
         `tools` are files or dotted paths; what one says is cut to `max_tool_reply` characters. The call after
-        `max_turns` turns truncates the episode, as does one whose prompt is too long. A graph that does not call the
+        `max_turns` turns ends the episode, as does one whose prompt is too long. A graph that does not call the
         model for `timeout_s` seconds loses its episode.
         """
-        check_limits(max_turns, timeout_s)
+        check_limits(timeout_s, max_turns=max_turns, max_tool_reply=max_tool_reply)
         for module in ("langgraph.graph", "langgraph.prebuilt", "langchain_core.tools"):
             optional(module, "langgraph")
         from turnwise.agents.chat_model import ChatModel

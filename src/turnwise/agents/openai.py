@@ -36,13 +36,13 @@ class OpenAIAgent:
         function asks by the names of its parameters for base_url, api_key, model, session and sample; a number that it
         returns is a reward.
 
-        Calls of tools are read in the given `format`. The call after `max_turns` turns truncates the episode, as does
+        Calls of tools are read in the given `format`. The call after `max_turns` turns ends the episode, as does
         one whose prompt is too long. A program that is silent for `timeout_s` seconds, while it does not wait for a
         reply, loses its episode, as does one that fails.
         """
         if bool(command) == bool(function):
             raise ValueError("the agent needs either agent.command or agent.function; give one of them")
-        check_limits(max_turns, timeout_s)
+        check_limits(timeout_s, max_turns=max_turns)
         optional("uvicorn", "endpoint")
         optional("starlette", "endpoint")
         from turnwise.agents.endpoint import Endpoint

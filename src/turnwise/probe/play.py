@@ -152,7 +152,7 @@ async def _nobody(messages: list[Message]) -> str:
 
 def _told(plays: Sequence[Sequence[Slot]], records: Sequence[Record]) -> set[str]:
     """The tasks in which success is told of some episodes, whoever played them."""
-    outcomes = [(one.task, one.outcome) for slots in plays for slot in slots for one in slot.segments]
+    outcomes = [(one.task, one.outcome) for slots in plays for slot in slots for one in slot.share.segments]
     return {
         task
         for task, outcome in [*outcomes, *((r.task, r) for r in records)]
@@ -162,7 +162,7 @@ def _told(plays: Sequence[Sequence[Slot]], records: Sequence[Record]) -> set[str
 
 def _episodes(slots: Sequence[Slot], told: Set[str]) -> list[Segment]:
     """Where success in a task is told of some, the others had none."""
-    return [_judged(segment) if segment.task in told else segment for slot in slots for segment in slot.segments]
+    return [_judged(segment) if segment.task in told else segment for slot in slots for segment in slot.share.segments]
 
 
 def _judged(episode: Segment) -> Segment:
@@ -172,7 +172,7 @@ def _judged(episode: Segment) -> Segment:
 
 def _shortened(slots: Sequence[Slot]) -> float:
     """Of all turns that were played, those of dropped episodes too."""
-    kept = sum(len(played(segment)) for slot in slots for segment in slot.segments)
+    kept = sum(len(played(segment)) for slot in slots for segment in slot.share.segments)
     turns = kept + sum(slot.tally.dropped_turns for slot in slots)
     return sum(slot.tally.shortened_prompts for slot in slots) / turns
 
