@@ -63,7 +63,7 @@ def kill_after(metrics: Path, lines: int, delay_s: float, *arguments: str | Path
 
 @pytest.mark.parametrize(
     ("memory", "steps", "kills", "more"),
-    [("window", 10, 5, []), ("note", 6, 2, ["checkpoint.every=2", "warmup.w_epoch=3"])],
+    [("window", 10, 5, []), ("note", 6, 2, ["checkpoint.every=2", "warmup.w_epoch=3", "evaluation.every=2"])],
 )
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     recipe: Path,  # noqa: F811
