@@ -193,3 +193,9 @@ def test_the_effective_share_is_of_weights_in_any_unit(gaps, shift):
     assert 1 / len(gaps) - 1e-9 <= share <= 1 + 1e-9
     torch.testing.assert_close(effective_share(gap + shift), share)
     assert effective_share(torch.full_like(gap, shift)) == pytest.approx(1)
+
+
+def test_a_gap_of_rounding_has_a_divergence_that_is_none_or_more():
+    gap = torch.linspace(-1e-6, 1e-6, 1001)
+    told = mismatch(gap)
+    assert 0 <= told["actor/engine_k3"] < 1e-12 and told["actor/engine_effective"] == pytest.approx(1)
