@@ -49,5 +49,5 @@ def test_numbers_of_any_kind_can_be_saved(kind):
 
 
 def test_a_figure_that_is_no_number_is_a_failure():
-    with pytest.raises(ValueError, match="gave a figure 'coins' of nan; it must be a finite number"):
+    with pytest.raises(ValueError, match=r"a figure 'coins' of np\.float64\(nan\); it must be a finite number"):
         play(math.nan, "float64")
