@@ -120,7 +120,8 @@ class SlotSession:
         """It as a float: checkpoints and traces take no numbers of NumPy's."""
         amount = finite(given)
         if amount is None:
-            raise EpisodeFailure(f"the agent of {self.name} gave a {what} of {shown(given)}; it must be a finite number")
+            told = shown(given)
+            raise EpisodeFailure(f"the agent of {self.name} gave a {what} of {told}; it must be a finite number")
         return amount
 
     def count(self, name: str, amount: float = 1.0) -> None:
