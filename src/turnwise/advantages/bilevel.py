@@ -13,9 +13,8 @@ B_k + V[e_k] then stands for the reward of the turn, as if the turn were an epis
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
 
-from turnwise.advantages.gae import discounted_sums, fraction
+from turnwise.advantages.gae import fraction, gae
 from turnwise.batch import Estimate, Streams
 
 
@@ -42,21 +41,13 @@ class BiLevelGAE:
 
     def __call__(self, streams: Streams) -> Estimate:
         """Returns are advantage + value."""
-        values, rewards = streams.values.double(), streams.rewards.double()
-        ends = streams.step_ends | streams.segment_ends
-        following = torch.cat([values[1:], values.new_zeros(1)])
-        advantages = rewards + self.token_gamma * following - values
-        advantages[ends] = self._of_turns(streams, ends)
-        decay = torch.full_like(values, self.token_gamma * self.token_lambda).masked_fill(ends, 0.0)
-        advantages = discounted_sums(advantages, decay)
+        ends, values = streams.step_ends | streams.segment_ends, streams.values.double()
+        at = ends.nonzero()[:, 0]
+        anchors = values[at]
+        # Where the environment has not moved on, the next batch has the rest of the turn.
+        turns = streams.rewards[at], anchors, streams.bootstraps, streams.segment_ends[at], streams.step_ends[at]
+        step, token = (self.turn_gamma, self.turn_lambda), (self.token_gamma, self.token_lambda)
+        of_turns = gae(*turns, step, token)
+        rewards = streams.rewards.double().index_copy(0, at, of_turns + anchors)
+        advantages = gae(rewards, values, torch.zeros(len(at)), ends, ends, token, token)
         return Estimate(advantages.float(), (advantages + values).float())
-
-    def _of_turns(self, streams: Streams, ends: Tensor) -> Tensor:
-        """[K] B of each turn."""
-        values, last = streams.values.double()[ends], streams.segment_ends[ends]
-        following = torch.cat([values[1:], values.new_zeros(1)])
-        following[last] = streams.bootstraps.double()
-        inside = ~streams.step_ends[ends]  # a turn, of which the next batch has the rest
-        gamma = torch.full_like(values, self.turn_gamma).masked_fill(inside, self.token_gamma)
-        delta = streams.rewards.double()[ends] + gamma * following - values
-        return discounted_sums(delta, torch.full_like(delta, self.turn_gamma * self.turn_lambda).masked_fill(last, 0.0))

@@ -9,12 +9,20 @@ pair:
 After a segment's last token V is that of the next rendered prompt, or 0 where the task terminated, and A is 0.
 """
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.batch import Estimate, Streams
+from turnwise.compiled import compiled
+
+Floats: TypeAlias = NDArray[np.float64]
+Marks: TypeAlias = NDArray[np.bool_]
+Pair: TypeAlias = tuple[float, float]  # gamma and lambda
 
 
 @dataclass(frozen=True)
@@ -34,15 +42,10 @@ class DualGAE:
 
     def __call__(self, streams: Streams) -> Estimate:
         """Returns are advantage + value."""
-        values = streams.values.double()
-        following = torch.cat([values[1:], values.new_zeros(1)])
-        following[streams.segment_ends] = streams.bootstraps.double()
-        step_gamma, step_lambda, token_gamma, token_lambda = values.new_tensor(astuple(self))
-        gamma = torch.where(streams.step_ends, step_gamma, token_gamma)
-        decay = torch.where(streams.step_ends, step_lambda, token_lambda) * gamma
-        delta = streams.rewards.double() + gamma * following - values
-        advantages = discounted_sums(delta, decay.masked_fill(streams.segment_ends, 0.0))
-        return Estimate(advantages.float(), (advantages + values).float())
+        step, token = (self.step_gamma, self.step_lambda), (self.token_gamma, self.token_lambda)
+        told = streams.rewards, streams.values, streams.bootstraps, streams.segment_ends, streams.step_ends
+        advantages = gae(*told, step, token)
+        return Estimate(advantages.float(), (advantages + streams.values.double()).float())
 
 
 def token_gae(gamma: float = 1.0, lam: float = 1.0) -> DualGAE:
@@ -61,13 +64,42 @@ def monte_carlo() -> DualGAE:
     return DualGAE(1.0, 1.0, 1.0, 1.0)
 
 
+def gae(
+    rewards: Tensor, values: Tensor, bootstraps: Tensor, ends: Tensor, moved: Tensor, step: Pair, token: Pair
+) -> Tensor:
+    """A[k] = r[k] + g V[k+1] - V[k] + g l A[k+1], all [K], in fp64.
+
+    (g, l) is the step pair where the environment `moved` on, else the token pair. After each of the marked `ends` V is
+    the next of the `bootstraps` [E], and A is 0.
+    """
+    arrays = (x.numpy() for x in (rewards, values, bootstraps, ends, moved))
+    return torch.from_numpy(_gae(*arrays, step, token))
+
+
+@compiled
+def _gae(
+    rewards: Floats, values: Floats, bootstraps: Floats, ends: Marks, moved: Marks, step: Pair, token: Pair
+) -> Floats:
+    advantages, segment = np.empty(len(rewards)), len(bootstraps)
+    value = later = 0.0
+    for k in range(len(rewards) - 1, -1, -1):
+        if ends[k]:
+            segment -= 1
+            value, later = bootstraps[segment], 0.0
+        gamma, lam = step if moved[k] else token
+        later = rewards[k] + gamma * value - values[k] + gamma * lam * later
+        advantages[k], value = later, values[k]
+    return advantages
+
+
 def discounted_sums(x: Tensor, decay: Tensor) -> Tensor:
-    """y[t] = x[t] + decay[t] y[t+1], for [N] at once: sums over spans of 1, 2, 4, ... are joined by doubling."""
-    y, decay = x.clone(), decay.clone()
-    span = 1
-    while span < len(y) and bool(decay.any()):
-        y[:-span] += decay[:-span] * y[span:].clone()
-        decay[:-span] = decay[:-span] * decay[span:]
-        decay[-span:] = 0.0
-        span *= 2
+    """y[t] = x[t] + decay[t] y[t+1], for [N], in fp64."""
+    return torch.from_numpy(_discounted_sums(x.double().numpy(), decay.double().numpy()))
+
+
+@compiled
+def _discounted_sums(x: Floats, decay: Floats) -> Floats:
+    y, later = np.empty_like(x), 0.0
+    for t in range(len(x) - 1, -1, -1):
+        y[t] = later = x[t] + decay[t] * later
     return y

@@ -27,7 +27,7 @@ class GiGPO:
     """A question of the memory belongs to the turn it prepares."""
 
     critic = False
-    groups = False
+    groups = True
     whiten = False
 
     step_gamma: float = 0.95

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from turnwise.advantages import spans
-from turnwise.advantages.gae import discounted_sums, fraction
+from turnwise.advantages.gae import fraction, gae
 from turnwise.batch import Estimate, Streams
 
 
@@ -43,13 +43,10 @@ class TurnGAE:
         """Returns are those of the turn, at all its tokens; only the anchor is a target."""
         ends = streams.step_ends | streams.segment_ends
         anchors = ends if self.anchor == "last" else torch.cat([ends.new_ones(1), ends[:-1]])
-        values, last = streams.values.double()[anchors], streams.segment_ends[ends]
-        following = torch.cat([values[1:], values.new_zeros(1)])
-        following[last] = streams.bootstraps.double()
-        inside = ~streams.step_ends[ends]  # a turn, of which the next batch has the rest
-        gamma = torch.full_like(values, self.turn_gamma).masked_fill(inside, 1.0)
-        delta = spans.sums(streams.rewards.double(), ends) + gamma * following - values
-        decay = torch.full_like(delta, self.turn_gamma * self.turn_lambda).masked_fill(last, 0.0)
-        advantages = discounted_sums(delta, decay)
+        values = streams.values.double()[anchors]
+        rewards = spans.sums(streams.rewards.double(), ends)
+        # Where the environment has not moved on, the next batch has the rest of the turn.
+        told = rewards, values, streams.bootstraps, streams.segment_ends[ends], streams.step_ends[ends]
+        advantages = gae(*told, (self.turn_gamma, self.turn_lambda), (1.0, 1.0))
         returns = advantages + values
         return Estimate(spans.spread(advantages, ends).float(), spans.spread(returns, ends).float(), anchors)

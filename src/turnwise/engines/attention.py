@@ -5,7 +5,6 @@ For a few tokens a row a processor has loops; else it is PyTorch's, for which ro
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -135,5 +134,5 @@ def _halves(counts: Sequence[int], positions: Tensor) -> list[tuple[slice, int, 
 
 @cache
 def _has_loops() -> bool:
-    """Whether numba is here, and a library of threads that PyTorch has in common with it."""
-    return find_spec("numba") is not None and (Path(torch.__file__).parent / "lib" / "libgomp.so.1").exists()
+    """Whether there is a library of threads that PyTorch has in common with numba."""
+    return (Path(torch.__file__).parent / "lib" / "libgomp.so.1").exists()

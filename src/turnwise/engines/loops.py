@@ -5,7 +5,7 @@ loops read each row once, as far as it goes. Sums are taken in the order in whic
 same to the last bit however the loops are compiled.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numba
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numba.core import config
 from numpy.typing import NDArray
+
+from turnwise.compiled import compiled
 
 Numbers: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = NDArray[np.int64]
@@ -38,15 +40,7 @@ def use_threads(several: bool) -> None:
         torch.set_num_threads(threads)
 
 
-def _kept(loops: Callable[..., None]) -> Any:
-    """The loops in several threads, kept for later processes where there is a place that may be written to."""
-    try:
-        return numba.njit(cache=True, parallel=True, **_HOW)(loops)
-    except RuntimeError:
-        return numba.njit(parallel=True, **_HOW)(loops)
-
-
-@_kept
+@partial(compiled, parallel=True, **_HOW)
 def attend(
     parts: Numbers,
     positions: Places,
