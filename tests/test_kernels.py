@@ -205,10 +205,12 @@ def test_what_is_not_kept_is_computed_twice(monkeypatch, learning, times):
     assert len(seen) == times
 
 
-def test_in_bf16_it_is_as_close_as_the_modules_in_bf16(monkeypatch):
+@pytest.mark.parametrize("layers", [1, 2])
+def test_in_bf16_it_is_as_close_as_the_modules_in_bf16(monkeypatch, layers):
+    """Of one layer words are read once too, and places asked about."""
     line = line_of(ids(20), [ids(length, seed=length) for length in (30, 40, 17)])
     places = 20 + torch.arange(87)
-    model = model_of("qwen2", hidden_size=256)
+    model = model_of("qwen2", hidden_size=256, num_hidden_layers=layers)
     prepare(model)
     with torch.no_grad():
         exact = Reader(model.get_decoder())(line, places)

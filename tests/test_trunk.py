@@ -43,7 +43,7 @@ def line_of(beginning: Tensor, rests: list[Tensor]) -> Line:
 
 
 @pytest.mark.parametrize("shared", [0, 1, 20])
-@pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 17, 1], [64, 64]])
+@pytest.mark.parametrize("lengths", [[5], [1, 1], [3, 40, 17, 1], [64, 64], [200, 3, 3, 9, 3]])
 def test_a_line_is_read_as_its_rows_are(way, shared, lengths):
     model = llama()
     beginning, rests = ids(shared), [ids(length, seed=number + 1) for number, length in enumerate(lengths)]

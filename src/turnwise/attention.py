@@ -21,7 +21,7 @@ from turnwise.sending import sent
 ATTENTION = "turnwise_line"
 
 
-class Rows:
+class Layout:
     """How the rows of a line are laid out for attention, worked out once for all layers."""
 
     def __init__(self, line: Line, count: int):
@@ -44,7 +44,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    rows: Rows | None = None,
+    rows: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of the tokens that each row adds to all of the row; without `rows`, that of transformers.
@@ -93,15 +93,15 @@ class _InTurn:
         return line if self._paths is None else _looked_up(line.flatten(1), self._paths).unflatten(1, line.shape[1:])
 
 
-def pieces(line: Line, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What rows add in pieces of `width` tokens, row after row: the row and the reach of each [n].
+def pieces(own: Tensor, lengths: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What rows add, the last `own` of their `lengths`, in pieces of `width`, row after row: row and reach of each [n].
 
     Then where in its row each token of it stands [n, W]; those behind its reach fill it up.
     """
-    known, counts = line.lengths - line.own, -(-line.own // width)
+    known, counts = lengths - own, -(-own // width)
     rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
     starts = known[rows] + width * (torch.arange(len(rows)) - (torch.cumsum(counts, 0) - counts)[rows])
-    return rows, torch.minimum(starts + width, line.lengths[rows]), starts[:, None] + torch.arange(width)
+    return rows, torch.minimum(starts + width, lengths[rows]), starts[:, None] + torch.arange(width)
 
 
 def locate(line: Line, rows: Tensor, columns: Tensor, reach: Tensor, nobody: int) -> Tensor:
@@ -116,7 +116,7 @@ class _SideBySide:
     def __init__(self, line: Line):
         device = line.tokens.device
         width = padded(len(line.tokens) // len(line.own) + 1, WIDTH)  # so that not more than half is filled up
-        rows, reach, columns = pieces(line, width)
+        rows, reach, columns = pieces(line.own, line.lengths, width)
         seen = torch.arange(padded(int(reach.max()), WIDTH))
         self._queries = locate(line, rows, columns, reach, 0).to(device)  # [n, W]
         self._keys = locate(line, rows, seen, reach, 0).to(device)  # [n, C]

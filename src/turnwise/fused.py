@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise import flash, kernels
-from turnwise.attention import Rows, locate, pieces
+from turnwise.attention import Layout, locate, pieces
 from turnwise.family import in_family, is_adapted, neighbours
 from turnwise.kernels import WIDTH, Adapter, Block, Packed, padded
 from turnwise.lines import Line
@@ -25,12 +25,12 @@ from turnwise.lines import Line
 # Attention is cut where fewer operations are worth more than what they do in vain
 _PIECE = 32  # queries at least that look at keys together
 _PIECES = 16  # of the longest row, at most
-_BLOCKS = 2  # of pieces that look as far
+_WORTH = 0.9  # of the columns, or less, that two blocks of pieces look at for one
 
 
 def can_read(trunk: PreTrainedModel) -> bool:
     """Whether it is one of those whose layers we know, on a processor or on a GPU with flash attention."""
-    if not in_family(trunk, adapted=True):
+    if not in_family(trunk):
         return False
     parts: Any = trunk
     query = torch.empty(0, parts.layers[0].self_attn.head_dim, device=trunk.device, dtype=_kind(trunk.device.type))
@@ -164,7 +164,7 @@ class _OnGPU(_Reading):
 
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = cosine.contiguous(), sine.contiguous()
-        self.rows = Rows(self.line, self.count).in_turn
+        self.rows = Layout(self.line, self.count).in_turn
 
     def attend(
         self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
@@ -187,6 +187,7 @@ class _OnProcessor(_Reading):
 
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = torch.complex(cosine, sine)
+        self.angles_of_queries = self.angles * self.size**-0.5  # by which scores are to be divided
         self.order = neighbours(self.heads, self.size)
         self.blocks = self._blocks()
 
@@ -197,14 +198,16 @@ class _OnProcessor(_Reading):
         order = torch.cat([order, torch.arange(len(order), 2 * len(order))])
         memory = _each(self._product(given, layer.memory, order), of_words).unflatten(1, (2, -1, self.size))
         of_queries, of_keys = layer.head_norms
-        keys, angles, blocks = self._rotated(memory[:, 0], self.angles, of_keys), self.angles, self.blocks
+        keys, values = memory.unbind(1)
+        keys, angles, blocks = self._rotated(keys, self.angles, of_keys), self.angles_of_queries, self.blocks
         hidden = _each(hidden, of_words)
         if places is not None:
-            given, hidden, angles = (_at(x, places) for x in (_each(given, of_words), hidden, angles))
-            blocks, of_words = [self._asked()], None
+            given = _each(given, of_words).to(self.kind)
+            given, hidden, angles = (_at(x, places) for x in (given, hidden, angles))
+            blocks, of_words = self._asked(), None
         queries = _each(self._product(given, [layer.query], self.order), of_words).unflatten(1, (-1, self.size))
         queries = self._rotated(queries, angles, of_queries)
-        return kernels.attention(queries, keys, memory[:, 1].to(self.kind), blocks), hidden
+        return kernels.attention(queries, keys, values.to(self.kind), blocks), hidden
 
     def _rotated(self, vectors: Tensor, angles: Tensor, norm: Any) -> Tensor:
         """Vectors [N, heads, d], normed if they are to be, turned."""
@@ -216,21 +219,28 @@ class _OnProcessor(_Reading):
     def _blocks(self) -> list[Block]:
         """The rows in pieces, whose queries need not look as far as the row goes; those that look as far together."""
         width = padded(max(_PIECE, int(self.line.lengths.max()) // _PIECES), WIDTH)
-        rows, reach, last = pieces(self.line, width)
-        queries = locate(self.line, rows, last, reach, self.count - 1)
-        parts = torch.argsort(reach, stable=True).tensor_split(min(_BLOCKS, len(rows)))
-        return [self._block(queries[part], last[part], rows[part], reach[part]) for part in parts]
+        rows, reach, last = pieces(self.line.own, self.line.lengths, width)
+        return self._parted(locate(self.line, rows, last, reach, self.count - 1), last, rows, reach)
 
-    def _asked(self) -> Block:
-        """The rows, and of their queries those at the places that are asked about."""
-        stops = torch.cumsum(self.line.own, 0)
-        rows = torch.searchsorted(stops, self.places, right=True)
-        order = torch.argsort(rows, stable=True)
-        counts = torch.bincount(rows, minlength=len(stops))
-        used = torch.arange(padded(int(counts.max()), WIDTH)) < counts[:, None]
-        queries = torch.full(used.shape, padded(len(rows) + 1) - 1).masked_scatter_(used, order)
-        last = torch.zeros(used.shape, dtype=torch.long).masked_scatter_(used, self.line.positions[self.places[order]])
-        return self._block(queries, last, torch.arange(len(stops)), self.line.lengths)
+    def _asked(self) -> list[Block]:
+        """Of the queries those at the places that are asked about, in pieces too."""
+        stops, order = torch.cumsum(self.line.own, 0), torch.argsort(self.places)
+        counts = torch.bincount(torch.searchsorted(stops, self.places, right=True), minlength=len(stops))
+        most = int(counts.max())
+        rows, ends, numbers = pieces(counts, counts, padded(min(most, max(_PIECE, most // _PIECES)), WIDTH))
+        used = numbers < ends[:, None]
+        asked = order[torch.where(used, (torch.cumsum(counts, 0) - counts)[rows, None] + numbers, 0)]
+        last = torch.where(used, self.line.positions[self.places[asked]], 0)
+        return self._parted(torch.where(used, asked, padded(len(order) + 1) - 1), last, rows, 1 + last.amax(1))
+
+    def _parted(self, queries: Tensor, last: Tensor, rows: Tensor, reach: Tensor) -> list[Block]:
+        """In two blocks, cut where the fewest columns are looked at in vain; or in one, where that saves little."""
+        order, near = torch.argsort(reach, stable=True), torch.arange(1, len(reach) + 1)
+        far = reach[order]
+        columns = near * far + (len(near) - near) * far[-1]
+        cut = 1 + int(columns.argmin())
+        parts = [order[:cut], order[cut:]] if columns[cut - 1] < _WORTH * columns[-1] else [order]
+        return [self._block(queries[part], last[part], rows[part], reach[part]) for part in parts]
 
     def _block(self, queries: Tensor, last: Tensor, rows: Tensor, reach: Tensor) -> Block:
         """Of some rows, whose keys are filled up by the last token of all."""

@@ -130,13 +130,13 @@ class _Norm(Function):
         if slope.is_cuda:
             of_weight = gpu.norm_weight_slope(slope, total, scale, _COUNT) if ctx.needs_input_grad[2] else None
             return *gpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind), of_weight, None, None
-        width = total.shape[-1]
+        slope, width = slope.float(), total.shape[-1]  # an operation on two types would cast it each time
         both = (slope * total).view(-1, width)
         along = (both @ weight).view(scale.shape)  # how much the slope points along what is normed
-        of_weight = both.mT @ scale.flatten()
-        of_given = (slope * weight).mul_(scale).addcmul_(total, along * scale**3, value=-1 / width)
-        if of_total is not None:
-            of_given.add_(of_total)
+        of_weight = both.mT @ scale.flatten() if ctx.needs_input_grad[2] else None
+        of_given = slope * weight
+        of_given = of_given.mul_(scale) if of_total is None else torch.addcmul(of_total, of_given, scale)
+        of_given.addcmul_(total, along * scale**3, value=-1 / width)
         return of_given, None if ctx.kind is None else of_given.to(ctx.kind), of_weight, None, None
 
 
@@ -196,9 +196,10 @@ def rotated_halves(given: Tensor, cosine: Tensor, sine: Tensor, still: int = 0) 
 
 
 def _turned(given: Tensor, angles: Tensor) -> Tensor:
-    exact = given.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(angles)
-    return exact
+    exact = given.float()
+    pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))
+    pairs = pairs * angles if exact is given else pairs.mul_(angles)  # a copy is ours
+    return torch.view_as_real(pairs).flatten(-2)
 
 
 class _Gated(Function):
@@ -255,20 +256,20 @@ class _Attention(Function):
         ctx.sizes = (heads, groups, size) = queries.shape[1], keys.shape[1], queries.shape[2]
         ctx.blocks, kind = blocks, values.dtype
         found = values.new_zeros((queries[..., 0].numel(), size))
+        queries, keys, values = (x.reshape(-1, size) for x in (queries, keys, values))
         kept = []
         for one in blocks:
             query, key, value = (
-                x.reshape(-1, size).index_select(0, places).view(len(one.bias) * groups, -1, size)
+                x.index_select(0, places).view(len(one.bias) * groups, -1, size)
                 for x, places in ((queries, one.queries), (keys, one.keys), (values, one.keys))
             )
-            # Scores can be large, and what is left of them in bf16 coarse.
-            scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=size**-0.5)
+            scores = torch.bmm(query, key.mT)  # which can be large, and what is left of them in bf16 coarse
             scores.view(len(one.bias), heads, *one.bias.shape[2:]).add_(one.bias)
             weights = scores.softmax(-1).to(kind)
             found.index_copy_(0, one.queries, torch.bmm(weights, value).flatten(0, 1))
             kept += [query.to(kind), key.to(kind), value, weights]
         ctx.save_for_backward(*kept)
-        ctx.tokens = len(keys)
+        ctx.remembered = len(keys)
         return found.view(-1, heads * size)
 
     @staticmethod
@@ -278,12 +279,11 @@ class _Attention(Function):
         slope = slope.reshape(-1, size)  # zero at the last token, which fills rows up
         of_queries = torch.zeros_like(slope)
         # Rows may look at the same keys, whose slopes meet in fp32.
-        of_keys, of_values = (torch.zeros(ctx.tokens * groups, size) for _ in range(2))
+        of_keys, of_values = (torch.zeros(ctx.remembered, size) for _ in range(2))
         saved = iter(ctx.saved_tensors)
         for one, query, key, value, weights in zip(ctx.blocks, saved, saved, saved, saved, strict=True):
             own = slope.index_select(0, one.queries).view(query.shape)
             scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, weights.dtype)
-            scores.mul_(size**-0.5)
             of_queries.index_copy_(0, one.queries, torch.bmm(scores, key).flatten(0, 1))
             of_keys.index_add_(0, one.keys, torch.bmm(scores.mT, query).flatten(0, 1).float())
             of_values.index_add_(0, one.keys, torch.bmm(weights.mT, own).flatten(0, 1).float())
@@ -293,7 +293,8 @@ class _Attention(Function):
 def attention(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
     """[M, H x d]: what queries [M, H, d] find in keys and values [N, G, d]; queries and keys are in fp32.
 
-    The last token of both must be one that nobody reads. Queries that stand in no block find zeros.
+    Queries come divided by the root of d. The last token of both must be one that nobody reads. Queries that stand in
+    no block find zeros.
     """
     if any(one.bias.shape[-1] > LONG for one in blocks):
         return _frugal(queries, keys, values, blocks)
@@ -304,17 +305,15 @@ def _frugal(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Bloc
     """By PyTorch's own attention, which is slower and keeps no weights, of which long rows have too many."""
     (_, heads, size), groups = queries.shape, keys.shape[1]
     found = values.new_zeros((queries[..., 0].numel(), size))
+    # Rows may look at the same keys, whose slopes meet in fp32.
+    exact = [x.reshape(-1, size).float() for x in (queries, keys, values)]
     for one in blocks:
         query, key, value = (
-            x.reshape(-1, size).index_select(0, places).view(len(one.bias), count, -1, size).float()
-            for x, places, count in (
-                (queries, one.queries, heads),
-                (keys, one.keys, groups),
-                (values, one.keys, groups),
-            )
+            x.index_select(0, places).view(len(one.bias), count, -1, size)
+            for x, places, count in zip(exact, (one.queries, one.keys, one.keys), (heads, groups, groups), strict=True)
         )
         key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
-        looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=one.bias)
+        looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=one.bias, scale=1.0)
         found = found.index_copy(0, one.queries, looked.flatten(0, 2).to(values.dtype))
     return found.view(-1, heads * size)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnwise import fused
-from turnwise.attention import ATTENTION, Rows
+from turnwise.attention import ATTENTION, Layout
 from turnwise.kernels import padded
 from turnwise.lines import Line
 
@@ -64,7 +64,7 @@ class Reader:
         tokens, positions = (nn.functional.pad(x, (0, missing))[None] for x in (line.tokens, line.positions))
         given: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
         # A mask of four dimensions is taken as it is, and the attention of a line looks at its rows instead.
-        given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Rows(line, count)}
+        given |= {"attention_mask": tokens.new_zeros((1, 1, 1, 1), dtype=torch.bool), "rows": Layout(line, count)}
         # Checkpointing runs layers again later, without hooks.
         if any(getattr(part, "gradient_checkpointing", False) for part in trunk.modules()):
             return trunk(**given).last_hidden_state[0, places]
