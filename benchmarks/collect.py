@@ -2,9 +2,10 @@
 
 Episode lengths are geometric (mean 30, at most 400). A batch of whole episodes is over when the longest is; in a batch
 of turns every slot has as much to do, or, where it is elastic, as much as it has time for: it is over with its last
-turn, and what is under way then goes on in the next one. Batches of whole episodes are collected in the three ways that
-are in use. With environments that answer at once, and again with one in eight that is slow; batches of as many turns as
-the recipes have, and larger ones.
+turn, and what is under way then goes on in the next one. Batches of whole episodes are collected in the three ways in
+which somebody waits, and in the one in which nobody does, whose batches have other episodes: the short ones come first.
+With environments that answer at once, and again with one in eight that is slow; batches of as many turns as the recipes
+have, and larger ones.
 """
 
 import asyncio
@@ -54,9 +55,23 @@ WAYS = {
     "episodes": "every slot plays one episode at its own pace, and waits (asynchronous agent loops)",
     "episodes_in_step": "all wait for all after every turn, and whoever has ended leaves (VAGEN, RAGEN)",
     "episodes_all_in_step": "the same, but whoever has ended plays on, for nothing, until all have (verl-agent)",
+    "episodes_carried": "full when so many episodes have ended; the others go on in the next (partial rollouts)",
 }
+ON_AND_ON = ("turns_elastic", "turns_elastic_64", "episodes_carried")  # batches begin in the middle of replies
 OURS = ("turns", "turns_elastic", "turns_elastic_64")
 _VERSIONS = count(1)
+
+
+class Carrying(Collector):
+    """Its batches are over with the last of so many episodes, whatever turns of others there are by then."""
+
+    def __init__(self, config: Config, codec: Any, episodes: int):
+        super().__init__(config, codec)
+        self.episodes = episodes
+
+    def is_full(self) -> bool:
+        segments = [segment for slot in self.slots for segment in slot.share.segments]
+        return sum(segment.outcome is not None for segment in segments) >= self.episodes
 
 
 class Geometric(Endless):
@@ -83,8 +98,8 @@ def measure(name: str, others: Mapping[str, Any] | None = None, cases: Mapping[s
             return make_engine(config, policy.actor, renderer.stop_ids, precision)
 
         engines: dict[str, Any] = dict.fromkeys(WAYS, make())
-        if config.engine.use == "local":  # it stands still in the middle of an elastic way's replies
-            engines |= {way: make() for way in WAYS if "elastic" in way}
+        if config.engine.use == "local":  # it stands still in the middle of replies
+            engines |= {way: make() for way in ON_AND_ON}
         else:
             stack.callback(engines["turns"].close)
         for suffix, case in cases.items():
@@ -96,8 +111,8 @@ def measured(
 ) -> dict[str, float]:
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     idle: dict[str, list[float]] = {way: [] for way in WAYS}
-    collectors = {way: Collector(settings(case, way), renderer) for way in WAYS}
-    elastic = {way: Elastic(collector) for way, collector in collectors.items() if "elastic" in way}
+    collectors = {way: make_collector(case, way, renderer) for way in WAYS}
+    elastic = {way: Elastic(collectors[way]) for way in ON_AND_ON}
     with asyncio.Runner() as runner:
         for number in range(case.rounds + 1):  # the first warms up
             for way, collector in collectors.items():
@@ -121,19 +136,25 @@ def measured(
     return figures
 
 
+def make_collector(case: Case, way: str, codec: Any) -> Collector:
+    config = settings(case, way)
+    return Carrying(config, codec, case.episodes) if way == "episodes_carried" else Collector(config, codec)
+
+
 def settings(case: Case, way: str, others: Mapping[str, Any] | None = None) -> Config:
     slow = case.slow_s
     # Slots are dealt the tasks in turn: the fifth is one of 9 slots' and four of 32 slots'.
     tasks = {f"{number}": {"sleep_s": slow if number == 4 else slow / 10} for number in range(8)}
-    slots = 2 * SLOTS if "64" in way else SLOTS if way in OURS else case.episodes
+    ours = way in OURS or way == "episodes_carried"  # whose slots are as many
+    slots = 2 * SLOTS if "64" in way else SLOTS if ours else case.episodes
     return parse_config(
         {
             "environment": {"id": f"{__name__}:Geometric", "workers": "thread" if slow else "inline", "tasks": tasks},
             "parser": {"cue": "Answer with THINK: and ACTION:"},
             "rollout": {
                 "n_env": slots,
-                "e_len": SLOTS * case.turns // slots if way in OURS else case.turns,
-                "mode": "elastic" if "elastic" in way else "async",
+                "e_len": SLOTS * case.turns // slots if ours else case.turns,
+                "mode": "elastic" if way in ON_AND_ON else "async",
                 "max_prompt_tokens": 512,
                 "max_reply_tokens": 24,
             },

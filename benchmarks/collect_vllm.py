@@ -4,7 +4,7 @@ import os
 import subprocess
 
 from benchmarks.collect import measure
-from benchmarks.peers import OFFLINE, ROOT, Contestant
+from benchmarks.peers import EVERYBODY, ROOT, Contestant
 from benchmarks.sample import VLLM
 
 OPTIONS = {"max_model_len": 1024}
@@ -18,7 +18,7 @@ TURNWISE_IN_VLLM = Contestant(
 
 
 def main() -> None:
-    variables = {**os.environ, **OFFLINE, **TURNWISE_IN_VLLM.variables}
+    variables = {**os.environ, **EVERYBODY, **TURNWISE_IN_VLLM.variables}
     command = [TURNWISE_IN_VLLM.python(), "-m", f"benchmarks.{TURNWISE_IN_VLLM.module}"]
     subprocess.run(command, cwd=ROOT, env=variables, check=True)
 

@@ -1,7 +1,8 @@
 """How far an engine's log-probs are from the trainer's, token by token: `python -m benchmarks engine_gap`.
 
 Each engine plays the same levels with the embedded model; then the trainer scores what was sampled. vLLM takes part
-where the interpreter has it. The gap is what importance ratios are off by before anything was trained.
+where the interpreter has it, and each has a record of its own. The gap is what importance ratios are off by before
+anything was trained.
 """
 
 import tempfile
@@ -32,14 +33,14 @@ SHARES = {"median": 0.5, "p99": 0.99}
 
 
 def main() -> None:
-    figures: dict[str, float] = {}
     for engine in ENGINES if find_spec("vllm") else ["local"]:
+        figures: dict[str, float] = {}
         for precision in PRECISIONS:
             gaps = gaps_of(engine, precision)
             told = {name: float(gaps.abs().quantile(share)) for name, share in SHARES.items()}
             told |= {"max": float(gaps.abs().max()), "mean": float(gaps.mean()), "tokens": len(gaps)}
-            figures |= {f"{engine}_{precision}_{name}": value for name, value in told.items()}
-    record("engine_gap", figures)
+            figures |= {f"{precision}_{name}": value for name, value in told.items()}
+        record(f"engine_gap_{engine}", figures)
 
 
 @torch.no_grad()

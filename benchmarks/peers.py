@@ -21,7 +21,14 @@ from benchmarks.workers.serve import Job
 
 ROOT = Path(__file__).parent.parent
 CACHE = Path(os.environ.get("TURNWISE_BENCH_CACHE", Path.home() / ".cache" / "turnwise-bench"))
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+EVERYBODY = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Memory that is freed stays with the process, as Turnwise's command line has it.
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [contestant.python(), "-m", f"benchmarks.{contestant.module}", str(job), *contestant.arguments],
                 cwd=ROOT,
-                env={**os.environ, **OFFLINE, **threads, **contestant.variables},
+                env={**os.environ, **EVERYBODY, **threads, **contestant.variables},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

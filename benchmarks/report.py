@@ -29,13 +29,13 @@ def parse(
     return options.small, {name: one for name, one in contestants.items() if name in wanted}
 
 
-def keep(name: str, figures: Mapping[str, Any], small: bool) -> None:
-    """Write the figures for the record; those of a try go where nobody takes them for one."""
-    folder = CACHE / "small" if small else RESULTS
+def keep(name: str, figures: Mapping[str, Any], tried: bool) -> None:
+    """Write the figures for the record; those of a try, small or of some contestants, go elsewhere."""
+    folder = CACHE / "tried" if tried else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps({**figures, **machine()}, indent=1) + "\n")
-    print(f"wrote {path if small else Path(*path.parts[-3:])}")
+    print(f"wrote {path if tried else Path(*path.parts[-3:])}")
 
 
 def speedup(seconds: Mapping[str, Sequence[float]], name: str, other: str = "turnwise") -> float | None:

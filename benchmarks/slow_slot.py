@@ -7,7 +7,7 @@ import time
 from benchmarks.common import record
 from turnwise.collector import Collector
 from turnwise.config import Config
-from turnwise.evaluate import open_player
+from turnwise.players import open_player
 from turnwise.protocols import Codec, Engine
 from turnwise.recipe import parse_config
 

@@ -21,7 +21,7 @@ from turnwise.collector import Collector
 from turnwise.config import Config
 from turnwise.engines import local
 from turnwise.engines.local import LocalEngine
-from turnwise.evaluate import open_player
+from turnwise.players import open_player
 from turnwise.protocols import Codec
 from turnwise.recipe import parse_config
 from turnwise.seeds import derive

@@ -20,13 +20,12 @@ ROUNDS = 7
 CONTESTANTS = {
     "turnwise": Contestant(
         "workers.train_turnwise",
-        "trains all weights of the actor and of a separate critic, reads a frozen reference, bootstraps at the cut; "
-        "its allocator keeps freed memory, as its command line has it",
+        "trains all weights of the actor and of a separate critic, reads a frozen reference, bootstraps at the cut",
     ),
     "turnwise_grpo": Contestant(
         "workers.train_turnwise",
         "GRPO, as TRL: trains all weights of the actor, has no critic, no reference and no entropy bonus; turns whose "
-        "group got the same reward have no slope and are not read; its allocator keeps freed memory",
+        "group got the same reward have no slope and are not read",
         arguments=("--grpo",),
     ),
     "turnwise_grpo_untied": Contestant(
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         "prompt_tokens": sum(map(len, job.prompts)),
         "precision": job.precision,
     }
-    keep("train_step", {**work, "contestants": figures}, small)
+    keep("train_step", {**work, "contestants": figures}, small or contestants != CONTESTANTS)
     show("turns sampled and trained on, medians", work, figures)
 
 

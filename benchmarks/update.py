@@ -59,7 +59,7 @@ def main() -> None:
                 figures[f"tokens_{name}"] = len(batch.tokens)
     for name, series in seconds.items():
         taken = statistics.median(series)
-        figures[f"tokens_per_s_{name}"] = 2 * figures.pop(f"tokens_{name}") / taken  # actor and critic read them
+        figures[f"tokens_per_s_{name}"] = figures.pop(f"tokens_{name}") / taken  # by actor and critic
         figures[f"gflops_{name}"] = work[name] / taken / 1e9
         figures[f"share_of_products_{name}"] = work[name] / taken / 1e9 / best
     record("update", {**figures, "rss_mib": rss_mib()})

@@ -1,6 +1,7 @@
 """The benchmark of collecting compares batches of what it says."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,7 @@ from helpers import Scripted
 from transformers import AutoTokenizer
 
 from benchmarks import collect_gpu
-from benchmarks.collect import CAP, CASES, MEAN, OURS, SLOTS, WAYS, Elastic, Geometric, batch, settings
-from turnwise.collector import Collector
+from benchmarks.collect import CAP, CASES, MEAN, ON_AND_ON, OURS, SLOTS, WAYS, Elastic, Geometric, batch, make_collector
 from turnwise.config import ModelConfig
 from turnwise.models import EMBEDDED, open_model
 from turnwise.render import Renderer
@@ -22,9 +22,9 @@ def counts() -> dict[str, int]:
     case = replace(CASES[""], turns=2)
     found = {}
     for way in WAYS:
-        collector = Collector(settings(case, way), renderer)
+        collector = make_collector(case, way, renderer)
         engine = Scripted(renderer, ["ACTION: drop"])
-        elastic = Elastic(collector).batch(engine) if "elastic" in way else None
+        elastic = Elastic(collector).batch(engine) if way in ON_AND_ON else None
         found[way], seconds, idle = elastic or asyncio.run(batch(way, collector, engine))
         collector.close()
         assert seconds > 0
@@ -37,7 +37,17 @@ def test_batches_of_turns_have_as_many_as_they_should(counts):
 
 
 def test_whole_episodes_are_the_same_however_they_are_collected(counts):
-    assert len({counts[way] for way in WAYS if way not in OURS}) == 1
+    assert len({counts[way] for way in WAYS if way not in (*OURS, "episodes_carried")}) == 1
+
+
+def test_carried_episodes_end_a_batch_when_so_many_have_ended():
+    renderer = Renderer(AutoTokenizer.from_pretrained(EMBEDDED["tiny"]))
+    with closing(make_collector(CASES[""], "episodes_carried", renderer)) as collector:
+        ended = [0, 0]
+        for number in range(2):
+            segments = collector.collect(Scripted(renderer, ["ACTION: drop"]))
+            ended[number] = sum(segment.end == "terminated" or segment.end == "truncated" for segment in segments)
+    assert ended == [CASES[""].episodes] * 2
 
 
 def test_lengths_are_geometric():

@@ -10,7 +10,7 @@ from benchmarks import qwen3b, report
 def test_a_step_in_both_ways_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "CACHE", tmp_path)
     qwen3b.main(["--small"])
-    figures = json.loads((tmp_path / "small" / "qwen3b.json").read_text())
+    figures = json.loads((tmp_path / "tried" / "qwen3b.json").read_text())
     for way in ("full", "lora"):
         assert figures[way]["engine_gap"] < 0.05
         assert figures[way]["turns_per_s"] > 0
@@ -22,7 +22,7 @@ def test_an_update_can_be_watched(monkeypatch, tmp_path, capsys):
     qwen3b.main(["--small", "--only", "lora", "--profile"])
     told = capsys.readouterr().out
     assert "aten::mm" in told and "the update took" in told
-    assert not (tmp_path / "small").exists()
+    assert not (tmp_path / "tried").exists()
 
 
 def test_common_beginnings_are_counted_once():

@@ -4,7 +4,6 @@ import asyncio
 import time
 
 from benchmarks.workers.serve import Line
-from turnwise.allocator import keep_freed_memory
 from turnwise.config import ModelConfig
 from turnwise.engines.local import LocalEngine
 from turnwise.models import arithmetic, open_model
@@ -12,7 +11,6 @@ from turnwise.types import Sampling
 
 
 def main() -> None:
-    keep_freed_memory()  # as the command line does
     line = Line()
     job = line.job
     model, _ = open_model(ModelConfig(path=job.model, device="cpu"))

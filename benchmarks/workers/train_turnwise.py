@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 
 from benchmarks.workers.serve import Job, Line, reward
-from turnwise.allocator import keep_freed_memory
 from turnwise.batch import pack
 from turnwise.engines.local import LocalEngine
 from turnwise.models import arithmetic, open_model
@@ -30,7 +29,6 @@ GRPO = {
 
 
 def main() -> None:
-    keep_freed_memory()  # as the command line does
     line = Line()
     job = line.job
     grpo = "--grpo" in sys.argv

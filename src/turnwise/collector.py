@@ -34,7 +34,7 @@ class Collector:
         self.tally = Tally()
         # One loop for all batches: episodes wait in it from one to the next.
         self._runner = asyncio.Runner(loop_factory=BatchLoop)
-        self._full: asyncio.Queue[list[Segment]] = asyncio.Queue()  # elastic batches; another may be full already
+        self._batches: asyncio.Queue[list[Segment]] = asyncio.Queue()  # elastic batches; another may be full already
         self._shared = Shared(config, config.rollout.n_env)
         deal, size = config.deal, config.rollout.group
         self.slots: list[Slot] = []
@@ -44,9 +44,8 @@ class Collector:
                 task = deal[group % len(deal)]
                 levels = partial(self._level, task, group)
                 luck = (member,) if size > 1 else ()
-                traced = partial(self._traced, group)
-                transcripts = config.log.transcript_every
-                slot = Slot(index, task, config, codec, self._shared, levels, transcripts, luck, group, traced)
+                kept = {"written": partial(self._written, index), "traced": partial(self._traced, group)}
+                slot = Slot(index, task, config, codec, self._shared, levels, luck, group, **kept)
                 self.slots.append(slot)
         except BaseException:
             self.close()
@@ -60,6 +59,11 @@ class Collector:
         samples = self._shared.data.train
         place = self._place(group, number)
         return Level(seed, samples[drawn(self.config.seed, len(samples), place)])
+
+    def _written(self, index: int, number: int) -> bool:
+        """Whether the n-th episode of a slot leaves a transcript."""
+        every = self.config.log.transcript_every
+        return bool(every) and (number * self.config.rollout.n_env + index) % every == 0
 
     def _traced(self, group: int, number: int) -> bool:
         """Whether the n-th episodes of a group are: all of them, so that they can be compared."""
@@ -104,22 +108,26 @@ class Collector:
 
     async def _elastic(self, engine: Engine) -> list[Segment]:
         """So many turns in all, whoever plays them."""
-        if isinstance(engine, Pausable) and self._full.empty():
+        if isinstance(engine, Pausable) and self._batches.empty():
             engine.resume()
         count = partial(self._count, engine)
         playing = asyncio.ensure_future(play_all(slot.play_on(engine, count) for slot in self.slots))
-        batch = asyncio.ensure_future(self._full.get())
+        batch = asyncio.ensure_future(self._batches.get())
         await asyncio.wait({playing, batch}, return_when=asyncio.FIRST_COMPLETED)
         playing.cancel()
         with suppress(asyncio.CancelledError):
             await playing  # raises whatever mistake it ended by
         return await batch
 
-    def _count(self, engine: Engine) -> None:
-        """If an elastic batch has all its turns now, later ones are the next batch's."""
+    def is_full(self) -> bool:
+        """Whether an elastic batch has all its turns."""
         rollout = self.config.rollout
-        if sum(slot.share.acted for slot in self.slots) >= rollout.n_env * rollout.e_len:
-            self._full.put_nowait([segment for slot in self.slots for segment in slot.cut()])
+        return sum(slot.share.acted for slot in self.slots) >= rollout.n_env * rollout.e_len
+
+    def _count(self, engine: Engine) -> None:
+        """If an elastic batch is full now, later turns are the next batch's."""
+        if self.is_full():
+            self._batches.put_nowait([segment for slot in self.slots for segment in slot.cut()])
             if isinstance(engine, Pausable):
                 engine.pause()
 
