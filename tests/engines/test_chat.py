@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.engines.chat import ChatEngine, Conversation
-from turnwise.evaluate import open_player, play_held_out
+from turnwise.evaluate import play_held_out
+from turnwise.players import open_player
 from turnwise.types import Message, Sampling
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)

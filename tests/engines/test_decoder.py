@@ -98,7 +98,7 @@ def test_in_bf16_it_is_as_close_as_the_module_in_bf16(monkeypatch, packed):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: packed)
     model, gaps = model_of("qwen2", hidden_size=256), []
     for fits in (True, False):
-        monkeypatch.setattr(Decoder, "fits", lambda model, fits=fits: fits)
+        monkeypatch.setattr(Decoder, "fits", lambda model, bf16, fits=fits: fits)
         gaps.append(surprise(model_of("qwen2", hidden_size=256), sampled(in_bf16(model))))
     assert 1e-4 < gaps[0].max() < 1.5 * gaps[1].max()
     assert gaps[0].mean() < 1.5 * gaps[1].mean()
@@ -183,11 +183,12 @@ def test_on_a_gpu_what_is_replayed_is_what_the_module_computes(kind):
     ids=["another family", "another activation", "positions that depend on the length", "weights in bf16"],
 )
 def test_it_stands_in_for_no_other_model(model):
-    assert not Decoder.fits(model())
+    assert not Decoder.fits(model(), bf16=False)
 
 
-def test_it_makes_no_second_copy_of_a_large_model(monkeypatch):
+def test_it_makes_no_second_copy_of_a_large_model_but_in_bf16(monkeypatch):
     model = model_of("llama")
-    assert Decoder.fits(model)
+    assert Decoder.fits(model, bf16=False)
     monkeypatch.setattr(decoder, "_SMALL", model.num_parameters() - 1)
-    assert not Decoder.fits(model)
+    assert not Decoder.fits(model, bf16=False)
+    assert Decoder.fits(model, bf16=True)

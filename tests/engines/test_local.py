@@ -33,7 +33,7 @@ PROMPTS = [tuple(map(int, prompt)) for prompt in PROMPTS]
 @pytest.fixture(params=["decoder", "no loops", "module", "replays"])
 def engine(tiny, request, monkeypatch) -> LocalEngine:
     """Stops at one token in nine or so, so that the requests of a crowd leave at different times."""
-    monkeypatch.setattr(Decoder, "fits", lambda model: request.param != "module")
+    monkeypatch.setattr(Decoder, "fits", lambda model, bf16: request.param != "module")
     if request.param == "no loops":
         monkeypatch.setattr(attention, "_has_loops", lambda: False)
     engine = LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
@@ -56,7 +56,7 @@ def replaying(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def watched(tiny, monkeypatch) -> LocalEngine:
     """Samples by the model's own modules, which a test can hook on to."""
-    monkeypatch.setattr(Decoder, "fits", lambda model: False)
+    monkeypatch.setattr(Decoder, "fits", lambda model, bf16: False)
     return LocalEngine(tiny[0], frozenset(), nullcontext())
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.in_vllm.turnwise_worker import Heads
 from turnwise.engines.local import LocalEngine
-from turnwise.engines.servers import Line
+from turnwise.engines.servers import Http
 from turnwise.engines.sglang import SGLangServer
 from turnwise.engines.vllm import VLLMServer
 from turnwise.engines.weights import WeightsFolder
@@ -315,7 +315,7 @@ SECRETS = ["http://me:secret@127.0.0.1:1/v1", "http://127.0.0.1/?key=secret"]
 @pytest.mark.parametrize("url", ADDRESSES + SECRETS)
 def test_an_address_is_bare_and_its_secrets_are_not_repeated(url):
     with pytest.raises(ValueError, match=r"engine\.urls.*bare address") as caught:
-        Line(url)
+        Http(url)
     assert "secret" not in str(caught.value)
 
 
@@ -328,6 +328,8 @@ def test_weights_are_written_whole_once_and_alone(tmp_path):
     (tmp_path / "weights" / "7b-of-the-user").mkdir(parents=True)
     folder.write(weights(1.0), 1)
     newest = folder.write({"embed": table, "head": table, "norm": torch.ones(2, 2).T}, 20)
+    halved = WeightsFolder(tmp_path / "halved", torch.bfloat16).write(weights(1 / 3), 1)
+    assert torch.equal(load_file(halved / "model.safetensors")["weight"], weights(1 / 3)["weight"].bfloat16())
     left = sorted(path.name for path in (tmp_path / "weights").iterdir())
     assert folder.newest == newest and left == ["000020", "7b-of-the-user"]
     read = load_file(newest / "model.safetensors")

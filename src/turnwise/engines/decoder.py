@@ -88,13 +88,13 @@ class Decoder:
         self.load()
 
     @staticmethod
-    def fits(model: PreTrainedModel) -> bool:
-        """Whether it is one of the family, and on a processor a small one."""
+    def fits(model: PreTrainedModel, bf16: bool) -> bool:
+        """Whether it is one of the family, and on a processor a small one, or one that is read in bf16 anyway."""
         head: Any = model.get_output_embeddings()
         plain = type(head) is nn.Linear and head.weight.dtype == torch.float32
         kind = model.device.type
-        able = kind == "cuda" or (kind == "cpu" and model.num_parameters() <= _SMALL)
-        return plain and able and in_family(model.get_decoder(), adapted=True)
+        able = kind == "cuda" or (kind == "cpu" and (bf16 or model.num_parameters() <= _SMALL))
+        return plain and able and in_family(model.get_decoder())
 
     def load(self) -> None:
         """Take the model's weights as they are now."""

@@ -79,7 +79,8 @@ class LocalEngine:
         self.model = model
         self.version = 0
         self._stop_ids = stop_ids
-        self._decoder = Decoder(model, isinstance(precision, torch.autocast)) if Decoder.fits(model) else None
+        bf16 = isinstance(precision, torch.autocast)
+        self._decoder = Decoder(model, bf16) if Decoder.fits(model, bf16) else None
         self._replays = self._decoder is not None and model.device.type == "cuda"
         self._precision = precision if self._decoder is None else nullcontext()
         self._waiting: list[_Request] = []

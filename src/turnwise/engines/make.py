@@ -17,6 +17,7 @@ from turnwise.config import Config
 from turnwise.protocols import Engine
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from turnwise.engines.servers import Server
@@ -32,6 +33,13 @@ class Trained:
     stop_ids: frozenset[int]
     precision: AbstractContextManager[object]
     folder: Path  # for what servers read and write
+
+    @property
+    def kind(self) -> torch.dtype:
+        """Of the products, and so of the weights that servers get."""
+        import torch
+
+        return torch.float32 if isinstance(self.precision, nullcontext) else torch.bfloat16
 
 
 def make_engine(
@@ -105,7 +113,7 @@ def vllm_inside(
 
 def _shape(trained: Trained) -> tuple[str, str, str]:
     """The model whose shape and first weights vLLM has, its precision, and the device."""
-    dtype = "float32" if isinstance(trained.precision, nullcontext) else "bfloat16"
+    dtype = str(trained.kind).removeprefix("torch.")
     return str(trained.model.name_or_path), dtype, trained.model.device.type
 
 
@@ -138,4 +146,4 @@ def _client(
     from turnwise.engines.weights import WeightsFolder
 
     folder = Path(weights) / _name(trained.folder.parent) if weights else trained.folder / "weights"
-    return LLMServerClient(servers, WeightsFolder(folder), timeout_s, max_failures, wait_s)
+    return LLMServerClient(servers, WeightsFolder(folder, trained.kind), timeout_s, max_failures, wait_s)

@@ -87,7 +87,7 @@ def make_piece(
     return Piece(token_ids, logprobs, finish)
 
 
-class Line:
+class Http:
     """HTTP to one server, a connection a request: to close it is how a request is stopped."""
 
     def __init__(self, url: str):
@@ -99,7 +99,7 @@ class Line:
         try:
             import httpx2
         except ImportError as error:
-            raise ValueError("servers are spoken to by httpx2: pip install turnwise[servers]") from error
+            raise ValueError("servers are spoken to by httpx2: pip install -e '.[servers]'") from error
         self.url = url.rstrip("/")
         self._httpx = httpx2
         self._trust = httpx2.create_ssl_context()  # made once, since that takes longer than many a request

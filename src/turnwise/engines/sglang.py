@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece, understanding
+from turnwise.engines.servers import Http, Piece, ServerFailure, WrongWeights, make_piece, understanding
 from turnwise.types import Finish, Sampling
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
@@ -20,7 +20,7 @@ class SGLangServer:
     """
 
     def __init__(self, url: str, stop_ids: frozenset[int]):
-        self._line = Line(url)
+        self._line = Http(url)
         self.name = self._line.url
         self._stop_ids = stop_ids
         self._loaded = False

@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from turnwise.engines.launch import Launched, free_port
-from turnwise.engines.servers import Line, Piece, ServerFailure, WrongWeights, make_piece, understanding
+from turnwise.engines.servers import Http, Piece, ServerFailure, WrongWeights, make_piece, understanding
 from turnwise.types import Finish, Sampling
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
@@ -58,7 +58,7 @@ class VLLMServer:
     """The server at an address, such as http://127.0.0.1:8000."""
 
     def __init__(self, url: str, stop_ids: frozenset[int], launched: Launched | None = None):
-        self._line = Line(url)
+        self._line = Http(url)
         self.name = self._line.url
         self._stop_ids = stop_ids
         self._launched = launched

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -13,10 +14,11 @@ _OURS = re.compile(r"\d{6,}(\.draft)?")  # the user's folder may hold what is no
 
 
 class WeightsFolder:
-    """Where servers find the newest weights; all must see the same path."""
+    """Where servers find the newest weights, in the precision that they sample in; all must see the same path."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, kind: torch.dtype = torch.float32):
         self.folder = folder.absolute()
+        self._kind = kind
         self.newest: Path | None = None
 
     def write(self, weights: Mapping[str, Tensor], version: int) -> Path:
@@ -24,7 +26,7 @@ class WeightsFolder:
         target, draft = self.folder / f"{version:06}", self.folder / f"{version:06}.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_file(_untied(weights), draft / "model.safetensors", metadata={"format": "pt"})
+        save_file(_untied(weights, self._kind), draft / "model.safetensors", metadata={"format": "pt"})
         for old in self.folder.iterdir():
             if _OURS.fullmatch(old.name) and old != draft:
                 shutil.rmtree(old)
@@ -33,7 +35,7 @@ class WeightsFolder:
         return target
 
 
-def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _untied(weights: Mapping[str, Tensor], kind: torch.dtype) -> dict[str, Tensor]:
     """Each tensor once: a head that is tied to the embeddings is known by their name."""
     kept: dict[str, Tensor] = {}
     # Weakly, since weights that are made when read are gone when others take their place in memory.
@@ -41,5 +43,5 @@ def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if tensor.data_ptr() not in seen:
             seen[tensor.data_ptr()] = tensor
-            kept[name] = tensor.detach().cpu().contiguous()
+            kept[name] = tensor.detach().to(kind).cpu().contiguous()
     return kept
