@@ -479,13 +479,11 @@ def test_the_warm_up_leaves_the_actor_as_it_was_and_the_critic_better(tiny, crit
     optimizers = Optimizers(policy, config)
     batch = pack(make_segments())
     batch = replace(batch, logprobs=policy.logprobs(batch, 1000))
-    reference = policy.reference_logprobs(batch, 1000)
     actor, head = frozen(policy.actor_parameters()), frozen(policy.critic_parameters())
     losses = []
     for seed in range(15):
-        stats = fit_critic(
-            policy, optimizers, batch, reference, DualGAE(), 1e-3, config, WarmupConfig(w_frac=w_frac), seed
-        )
+        credit = assign_credit(batch, policy.score(batch, 1000), DualGAE(), 1e-3)
+        stats = fit_critic(policy, optimizers, batch, credit, config, WarmupConfig(w_frac=w_frac), seed)
         losses.append(stats["critic/loss"])
     assert equal(policy.actor_parameters(), actor)
     assert not any(torch.equal(now, then) for now, then in zip(policy.critic_parameters(), head, strict=True))
@@ -511,7 +509,7 @@ def test_the_warm_up_draws_its_share_of_the_turns(tiny, w_frac, steps):
 
     policy.values = count  # type: ignore[method-assign]
     config = UPDATE.model_copy(update={"minibatch": 5})
-    fit_critic(policy, capture, batch, credit.reference, DualGAE(), 0.0, config, WarmupConfig(w_frac=w_frac), 0)
+    fit_critic(policy, capture, batch, credit, config, WarmupConfig(w_frac=w_frac), 0)
     assert len(capture.gradients) == steps
     rows = torch.repeat_interleave(batch.trained_rows, batch.sampled_per_row[batch.trained_rows])
     assert len(set(seen)) == len(seen)

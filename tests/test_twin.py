@@ -360,12 +360,10 @@ def test_a_warm_up_makes_the_same_critic(played):
     pair, segments = make_pair(played), played.segments
     packed, batch = pack(segments), ppo.make_batch(on_the_page(segments), pair.reference)
     before = deepcopy(pair.policy_models)
-    reference = pair.policy.reference_logprobs(packed, MICRO_TOKENS)
     warmup, trained = WarmupConfig(w_frac=0.35), packed.trained_rows
     for seed in (0, 1):
-        fit_critic(
-            pair.policy, pair.optimizers, packed, reference, DualGAE(), KLConfig().reward, pair.config, warmup, seed
-        )
+        credit = assign_credit(packed, pair.policy.score(packed, MICRO_TOKENS), DualGAE(), KLConfig().reward)
+        fit_critic(pair.policy, pair.optimizers, packed, credit, pair.config, warmup, seed)
         order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed))
         drawn = trained[order[: math.ceil(warmup.w_frac * len(trained))]]
         split = [on_page_rows(packed, rows) for rows in drawn.split(MINIBATCH)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from turnwise.lines import Rows
-from turnwise.types import Segment
+from turnwise.types import Generation, Segment
 
 
 @dataclass(frozen=True)
@@ -82,53 +82,55 @@ class _Growing:
 
 def pack(segments: Sequence[Segment]) -> Batch:
     """Segments to rows. Every prompt must hold at least one token, every segment at least one turn."""
-    rows = _Growing()
-    final_rows: list[int] = []
-    logprobs: list[float] = []
-    rewards: list[float] = []
-    versions: list[int] = []
-    counts: list[int] = []  # sampled tokens of each turn
-    actions: list[int] = []  # of these, how many spell the action
-    steps: list[bool] = []
-    segment_turns: list[int] = []
-    for segment in segments:
-        for number, turn in enumerate(segment.turns):
-            rows.show(turn.prompt_ids, fresh=number == 0)
-            rows.sample(turn.generation.token_ids)
-            if len(turn.generation.logprobs) != len(turn.generation.token_ids):
-                raise ValueError(
-                    f"an engine sampled {len(turn.generation.token_ids)} tokens and gave "
-                    f"{len(turn.generation.logprobs)} log-probs; it must give one for each"
-                )
-            logprobs += turn.generation.logprobs
-            versions += turn.generation.token_versions
-            counts.append(len(turn.generation.token_ids))
-            rewards.append(turn.reward)
-            actions.append(turn.action_tokens)
-            steps.append(not turn.of_memory)
-        segment_turns.append(len(segment.turns))
-        if segment.final_prompt_ids:
-            rows.show(segment.final_prompt_ids, fresh=False)
-        final_rows.append(len(rows.lengths) - 1 if segment.final_prompt_ids else -1)
-
-    lengths = torch.tensor(counts)
-    lasts = torch.cumsum(lengths, 0) - 1
-    total = int(lengths.sum())
-    left = torch.repeat_interleave(lasts, lengths) - torch.arange(total)  # tokens still to come in the turn
+    rows, final_rows = _lay_out(segments)
+    turns = [turn for segment in segments for turn in segment.turns]
+    replies = [turn.generation for turn in turns]
+    for reply in replies:
+        _refuse_uneven(reply)
+    counts = torch.tensor([len(reply.token_ids) for reply in replies])
+    total = int(counts.sum())
+    lasts = torch.cumsum(counts, 0) - 1  # the last sampled token of each turn
+    left = torch.repeat_interleave(lasts, counts) - torch.arange(total)  # tokens still to come in the turn
+    rewards = torch.tensor([turn.reward for turn in turns], dtype=torch.float64)
+    in_action = torch.tensor([turn.action_tokens for turn in turns])
+    acted = torch.tensor([not turn.of_memory for turn in turns])
+    closing = torch.cumsum(torch.tensor([len(segment.turns) for segment in segments]), 0) - 1
+    versions = torch.tensor([version for reply in replies for version in reply.token_versions])
     return Batch(
         segments=segments,
         tokens=torch.tensor(rows.tokens),
         sampled=torch.tensor(rows.sampled),
         row_lengths=torch.tensor(rows.lengths),
         final_rows=torch.tensor(final_rows),
-        logprobs=torch.tensor(logprobs),
-        rewards=torch.zeros(total, dtype=torch.float64).index_put((lasts,), torch.tensor(rewards, dtype=torch.float64)),
-        turn_firsts=_marks(total, lasts - lengths + 1),
-        step_ends=_marks(total, lasts[torch.tensor(steps)]),
-        segment_ends=_marks(total, lasts[torch.cumsum(torch.tensor(segment_turns), 0) - 1]),
-        in_action=left < torch.repeat_interleave(torch.tensor(actions), lengths),
-        newest=torch.tensor(versions) == max(versions),
+        logprobs=torch.tensor([logprob for reply in replies for logprob in reply.logprobs]),
+        rewards=torch.zeros(total, dtype=torch.float64).index_put((lasts,), rewards),
+        turn_firsts=_marks(total, lasts - counts + 1),
+        step_ends=_marks(total, lasts[acted]),
+        segment_ends=_marks(total, lasts[closing]),
+        in_action=left < torch.repeat_interleave(in_action, counts),
+        newest=versions == versions.max(),
     )
+
+
+def _lay_out(segments: Sequence[Segment]) -> tuple[_Growing, list[int]]:
+    """The rows, and which of them ends with each segment's next prompt; -1 where there is none."""
+    rows, final_rows = _Growing(), []
+    for segment in segments:
+        for number, turn in enumerate(segment.turns):
+            rows.show(turn.prompt_ids, fresh=number == 0)
+            rows.sample(turn.generation.token_ids)
+        if segment.final_prompt_ids:
+            rows.show(segment.final_prompt_ids, fresh=False)
+        final_rows.append(len(rows.lengths) - 1 if segment.final_prompt_ids else -1)
+    return rows, final_rows
+
+
+def _refuse_uneven(reply: Generation) -> None:
+    if len(reply.logprobs) != len(reply.token_ids):
+        raise ValueError(
+            f"an engine sampled {len(reply.token_ids)} tokens and gave {len(reply.logprobs)} log-probs; it must give "
+            "one for each"
+        )
 
 
 def _marks(total: int, where: Tensor) -> Tensor:

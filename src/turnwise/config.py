@@ -5,30 +5,20 @@ Defaults are those of the Verlog report unless the comment says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
+from turnwise import checks
 from turnwise.components import COMPONENTS, Component, nearest
 
 
-class Group(BaseModel):
+class Keys(BaseModel):
     """Keys that stand together; others are refused."""
 
     # Strict: true is no number, and 1 is not true.
     model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
-
-
-def refuse_idle(name: str, group: BaseModel, keys: Sequence[str], why: str) -> None:
-    """A ValueError where some of these keys are set, other than by default: nobody heeds them while `why`."""
-    defaults = {key: type(group).model_fields[key].default for key in keys}
-    idle = [key for key, default in defaults.items() if getattr(group, key) != default]
-    if idle:
-        told = ", ".join(f"{name}.{key}={getattr(group, key)}" for key in idle)
-        meant = ", ".join("null" if defaults[key] is None else str(defaults[key]) for key in idle)
-        do, are = ("do", "defaults are") if len(idle) > 1 else ("does", "default is")
-        raise ValueError(f"{told} {do} nothing while {why} (the {are} {meant})")
 
 
 class RewardConfig(Component):
@@ -37,13 +27,13 @@ class RewardConfig(Component):
     timeout_s: float = Field(default=30.0, gt=0)  # of one score
 
 
-class LoRAConfig(Group):
+class LoRAConfig(Keys):
     rank: PositiveInt = 32
     alpha: float = Field(default=64.0, gt=0)  # what an adapter adds is scaled by alpha / rank
     targets: list[str] = []  # names of linear layers, such as q_proj; none: all but the head
 
 
-class ModelConfig(Group):
+class ModelConfig(Keys):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
     chat_template_kwargs: dict[str, Any] = {}  # what its chat template asks besides, such as enable_thinking: false
@@ -53,7 +43,7 @@ class ModelConfig(Group):
     lora: LoRAConfig | None = None  # adapters of actor and critic over one frozen trunk; null: all weights
 
 
-class EnvironmentConfig(Group):
+class EnvironmentConfig(Keys):
     id: str = "turnwise.envs.babyai:BabyAIText"  # `module:Class`, or a registered Gymnasium id
     kwargs: dict[str, Any] = {}
     tasks: dict[str, dict[str, Any]] = {}  # name -> further kwargs; slots are dealt the tasks in turn
@@ -87,11 +77,11 @@ class EnvironmentConfig(Group):
     def _workers_heed(self) -> EnvironmentConfig:
         idle = {"inline": ["processes", "timeout_s"], "thread": ["processes"], "process": []}[self.workers]
         why = f"environment.workers is {self.workers}; set environment.workers=process"
-        refuse_idle("environment", self, idle, why)
+        checks.refuse_idle("environment", self, idle, why)
         return self
 
 
-class DataConfig(Group):
+class DataConfig(Keys):
     train: list[str] = []  # files, folders or patterns such as rows/train-*.parquet; one may stand alone
     test: list[str] = []  # none: `held_out` of the training rows
     generate: Component | None = None  # a class with `rows(split)`: rows that are made instead of read
@@ -121,7 +111,7 @@ class DataConfig(Group):
         return self
 
 
-class RolloutConfig(Group):
+class RolloutConfig(Keys):
     n_env: PositiveInt = 32  # environments that live side by side
     e_len: PositiveInt = 8  # turns of each in a batch; on the mean, where the mode is elastic
     episodes: PositiveInt | None = None  # so many whole episodes of each in a batch instead, however long they are
@@ -143,7 +133,7 @@ class RolloutConfig(Group):
     def _episodes_stand_alone(self) -> RolloutConfig:
         if self.episodes is not None:
             why = f"rollout.episodes is {self.episodes}; leave one out"
-            refuse_idle("rollout", self, ("e_len", "mode"), why)
+            checks.refuse_idle("rollout", self, ("e_len", "mode"), why)
         if self.group > 1 and self.episodes is None:
             raise ValueError(
                 f"rollout.group={self.group} compares whole episodes with one another; set rollout.episodes=1"
@@ -158,7 +148,7 @@ class RolloutConfig(Group):
         return self
 
 
-class KLConfig(Group):
+class KLConfig(Keys):
     reward: float = Field(default=1e-3, ge=0)  # k1 on every sampled token, subtracted from its reward
     loss: float = Field(default=0.0, ge=0)  # k3 as a term of the loss
     schedule: Literal["fixed", "adaptive"] = "fixed"  # adaptive: `reward` follows `target` (arXiv:1909.08593)
@@ -168,13 +158,13 @@ class KLConfig(Group):
     @model_validator(mode="after")
     def _adaptive_needs_a_start(self) -> KLConfig:
         if self.schedule == "fixed":
-            refuse_idle("kl", self, ("target", "horizon"), "kl.schedule is fixed; set kl.schedule=adaptive")
+            checks.refuse_idle("kl", self, ("target", "horizon"), "kl.schedule is fixed; set kl.schedule=adaptive")
         if self.schedule == "adaptive" and not self.reward:
             raise ValueError("kl.schedule=adaptive does nothing while kl.reward is 0; give it a start such as 0.001")
         return self
 
 
-class UpdateConfig(Group):
+class UpdateConfig(Keys):
     actor_lr: float = Field(default=1e-6, gt=0)
     critic_lr: float = Field(default=1e-5, gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -195,21 +185,21 @@ class UpdateConfig(Group):
     gradient_checkpointing: bool = False
 
 
-class WarmupConfig(Group):
+class WarmupConfig(Keys):
     w_epoch: int = Field(default=40, ge=0)  # batches collected with the actor frozen; 0: no warm-up
     w_iter: PositiveInt = 5  # times that all of it is credited anew and part of it trained on
     w_frac: float = Field(default=0.1, gt=0, le=1)  # that part
     tolerance: float = Field(default=0.01, ge=0)  # stop when the critic's loss falls, but by less of itself; 0: never
 
 
-class EvaluationConfig(Group):
+class EvaluationConfig(Keys):
     every: int = Field(default=0, ge=0)  # steps of training, before the first too; 0: only by turnwise eval
     episodes: PositiveInt = 200  # a task
     slots: PositiveInt = 64  # played side by side
     temperature: float = Field(default=1.0, ge=0)  # 0: greedy
 
 
-class LogConfig(Group):
+class LogConfig(Keys):
     trackers: list[Component] = []  # besides metrics.jsonl, which is always written
     transcript_every: PositiveInt = 50  # episodes
     traces: list[Literal["jsonl", "mlflow"]] = []  # who keeps what episodes did, turn by turn and call by call
@@ -219,16 +209,16 @@ class LogConfig(Group):
     @model_validator(mode="after")
     def _traces_are_kept(self) -> LogConfig:
         if not self.traces:
-            refuse_idle("log", self, ("trace_every", "redact"), "log.traces is empty; set log.traces=[jsonl]")
+            checks.refuse_idle("log", self, ("trace_every", "redact"), "log.traces is empty; set log.traces=[jsonl]")
         return self
 
 
-class CheckpointConfig(Group):
+class CheckpointConfig(Keys):
     every: PositiveInt = 1  # steps, and in the warm-up batches and fits; a crash loses no more than these
     keep: PositiveInt = 2  # checkpoints, the newest
 
 
-class Config(Group):
+class Config(Keys):
     run: str = ""  # folder of the run; empty: runs/ and the recipe's name
     seed: int = Field(default=0, ge=0)
     steps: int = Field(default=300, ge=0)  # batches to train on
@@ -258,82 +248,6 @@ class Config(Group):
         given = {kind: tree[kind] for kind, one in defaults.items() if one and isinstance(tree.get(kind), Mapping)}
         return {**tree, **{kind: {"use": defaults[kind].use, **keys} for kind, keys in given.items()}}
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Config:
-        rollout = self.rollout
-        turns = rollout.n_env * rollout.e_len
-        if rollout.episodes is None and self.update.minibatch > turns:
-            raise ValueError(
-                f"update.minibatch is {self.update.minibatch}, larger than the batch of {turns} turns "
-                f"(rollout.n_env x rollout.e_len); make it {turns} or less"
-            )
-        if rollout.episodes is None and turns % self.update.minibatch:
-            size = next(size for size in range(self.update.minibatch, 0, -1) if turns % size == 0)
-            raise ValueError(
-                f"update.minibatch={self.update.minibatch} does not divide the batch of {turns} turns "
-                f"(rollout.n_env x rollout.e_len) evenly; make it {size}"
-            )
-        if len(self.deal) > rollout.n_env // rollout.group:
-            groups = f" in groups of rollout.group={rollout.group}" if rollout.group > 1 else ""
-            shares = f" with environment.shares of {len(self.deal)} in all" if self.environment.shares else ""
-            raise ValueError(
-                f"rollout.n_env={rollout.n_env} slots{groups} cannot hold {len(self.tasks)} tasks{shares}; "
-                f"a {'group' if groups else 'slot'} plays one task"
-            )
-        if self.agents and self.data is None:
-            names = ", ".join(self.agents)
-            raise ValueError(f"agents names {names} for samples to call, and there are none; set data.train")
-        self.memory.make("memory")
-        self.parser.make("parser")
-        self.engine.find("engine")
-        for tracker in self.log.trackers:
-            tracker.find("log.trackers")
-        if self.reward is not None:
-            if self.data is None:
-                raise ValueError(f"reward.use={self.reward.use} scores samples, and there are none; set data.train")
-            self.reward.bind("reward")
-        return self
-
-    @model_validator(mode="after")
-    def _samples_are_seen(self) -> Config:
-        """Where there is data, agents play its samples, and nothing is set that only an environment's agent heeds."""
-        if self.data is None:
-            return self
-        agents = {"agent": self.agent, **{f"agents.{name}": one for name, one in self.agents.items()}}
-        if self.environment.shares:
-            raise ValueError("environment.shares does nothing where samples are played; leave it out, or data.train")
-        for key, one in agents.items():
-            if one.use == "gym":
-                raise ValueError(
-                    f"{key}.use is gym, which plays the environment and would never see the samples of data; "
-                    f"set another, such as {key}.use=tool"
-                )
-        if any(one.use not in COMPONENTS["agent"] for one in agents.values()):
-            return self  # it may heed anything
-        if idle := _idle_beside_samples(self):
-            raise ValueError(
-                f"{idle[0]} does nothing where samples are played; leave it out, or take a recipe that plays samples, "
-                "such as gsm8k-tool"
-            )
-        if self.rollout.max_episode_turns is not None:
-            raise ValueError(
-                f"rollout.max_episode_turns={self.rollout.max_episode_turns} does nothing where samples are played; "
-                "leave it out, or see agent.max_turns"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _secrets_are_known(self) -> Config:
-        """Where there are secrets, they are the arguments of tools that we run."""
-        for key, one in {"agent": self.agent, **{f"agents.{name}": one for name, one in self.agents.items()}}.items():
-            graph = one.use == "langgraph" and one.arguments.get("graph") and not one.arguments.get("tools")
-            if self.log.redact and (graph or one.use == "openai"):
-                raise ValueError(
-                    f"log.redact={self.log.redact} names arguments of tools, and those of {key}.use={one.use} are run "
-                    "where nobody sees them; leave log.redact out, or log.traces"
-                )
-        return self
-
     @property
     def tasks(self) -> list[str]:
         """What is played, by the names under which success is told."""
@@ -346,57 +260,14 @@ class Config(Group):
         rounds = range(max(shares.values(), default=1))
         return [task for done in rounds for task in self.tasks if shares.get(task, 1) > done]
 
+    @property
+    def every_agent(self) -> dict[str, Component]:
+        """By their keys."""
+        return {"agent": self.agent, **{f"agents.{name}": one for name, one in self.agents.items()}}
+
     @model_validator(mode="after")
-    def _critic_or_none(self) -> Config:
-        """The estimator has the critic that it reads, and without one nothing is set that only a critic heeds."""
-        use, estimator = self.advantage.use, self.advantage.make("advantage")
-        if not all(isinstance(getattr(estimator, name, None), bool) for name in ("critic", "groups", "whiten")):
-            raise ValueError(
-                f"advantage.use is {use!r}, which does not say what it needs; give it the class attributes "
-                "critic, groups and whiten, each True or False"
-            )
-        if estimator.critic and self.model.critic == "none":
-            raise ValueError(
-                f"advantage.use={use} reads values, which model.critic=none does not have; "
-                "set model.critic=separate, or an estimator without a critic such as advantage.use=grpo"
-            )
-        if not estimator.critic and self.model.critic != "none":
-            raise ValueError(
-                f"model.critic={self.model.critic} would learn nothing from advantage.use={use}; set model.critic=none"
-            )
-        if not estimator.critic and self.rollout.episodes is None:
-            raise ValueError(f"advantage.use={use} compares whole episodes; set rollout.episodes=1")
-        if estimator.groups and self.rollout.group == 1:
-            raise ValueError(
-                f"advantage.use={use} compares episodes of the same level, and rollout.group=1 plays each level once, "
-                "so nothing would be learned; set rollout.group=8"
-            )
-        if getattr(estimator, "divide_by_std", False) and self.kl.reward:
-            raise ValueError(
-                f"kl.reward={self.kl.reward} is part of the returns whose spread advantage.use={use} divides by: where "
-                "episodes tie it would be all there is, at full size; set kl.reward=0 and, say, kl.loss=0.001, or "
-                "advantage.divide_by_std=false"
-            )
+    def _fits_together(self) -> Config:
+        checks.check(self)
         if self.model.critic == "none":
-            why = "model.critic is none; leave out what a critic alone heeds"
-            refuse_idle(
-                "update", self.update, ("critic_lr", "value_clip", "value_coefficient", "first_token_weight"), why
-            )
-            on = ("w_epoch",) if self.warmup.w_epoch else ()  # 0 is what it is
-            refuse_idle("warmup", self.warmup, ("w_iter", "w_frac", "tolerance", *on), why)
             self.warmup = WarmupConfig(w_epoch=0)
         return self
-
-
-def _idle_beside_samples(config: Config) -> list[str]:
-    """What is set, other than by default, and heeded by no agent that ships and plays samples."""
-    parts = [
-        f"{kind}.{key}={value}"
-        for kind, part in (("memory", config.memory), ("parser", config.parser))
-        if part != Config.model_fields[kind].default
-        for key, value in (part.arguments or {"use": part.use}).items()
-    ]
-    environment, default = config.environment, EnvironmentConfig()
-    keys = [key for key in EnvironmentConfig.model_fields if key != "max_failures"]
-    changed = [key for key in keys if getattr(environment, key) != getattr(default, key)]
-    return [*parts, *(f"environment.{key}={getattr(environment, key)}" for key in changed)]

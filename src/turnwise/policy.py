@@ -145,6 +145,10 @@ class Policy(nn.Module):
             finally:
                 del self._readers[role]
 
+    def micros(self, batch: Batch, rows: Tensor, max_tokens: int, finals: bool = False) -> list[Micro]:
+        """The rows, and with `finals` the next prompts, in lines for all lanes."""
+        return list(batch.micros(rows, max_tokens, finals, self.lanes.count))
+
     def backward(self, role: Role, loss: Callable[[Micro], tuple[Tensor, R]], micros: Sequence[Micro]) -> list[R]:
         """Add the gradients of the losses of what a model reads; returns what comes with these."""
         with self.at_work(role):
@@ -176,7 +180,7 @@ class Policy(nn.Module):
         values, bootstraps = torch.zeros(count), torch.zeros(len(batch.segments))
         if self.value_head is not None:
             every = torch.arange(len(batch.row_lengths))
-            micros = list(batch.micros(every, max_tokens, finals=True, lanes=self.lanes.count))
+            micros = self.micros(batch, every, max_tokens, finals=True)
             with self.at_work(self.critic_role):
                 found = self.lanes.map(self.values, micros)
             for micro, (tokens, ends) in zip(micros, found, strict=True):
@@ -202,7 +206,7 @@ class Policy(nn.Module):
             with self.precision:
                 return self._head(model, self._read(role, micro)[0], micro)[0]
 
-        micros = list(batch.micros(batch.trained_rows, max_tokens, finals=False, lanes=self.lanes.count))
+        micros = self.micros(batch, batch.trained_rows, max_tokens)
         with self.at_work(role):
             every = self.lanes.map(score, micros)
         for micro, found in zip(micros, every, strict=True):
@@ -238,8 +242,8 @@ class Policy(nn.Module):
             return self._judge(model, hidden, targets)
         # All logits of a long line and a large vocabulary would take more memory than the layers do.
         parts = zip(hidden.split(size), targets.split(size), strict=True)
-        judged = [checkpoint(self._judge, model, *part, use_reentrant=False) for part in parts]
-        logprobs, entropy = zip(*judged, strict=True)
+        read = [checkpoint(self._judge, model, *part, use_reentrant=False) for part in parts]
+        logprobs, entropy = zip(*read, strict=True)
         return torch.cat(logprobs), torch.cat(entropy)
 
     def _judge(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from turnwise.components import Component, fault, nearest
-from turnwise.config import Config, Group, RewardConfig
+from turnwise.config import Config, Keys, RewardConfig
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -43,9 +43,14 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
     override(tree, overrides)
     run = f"runs/{path.stem}" if tree.get("run") in (None, "") else tree["run"]
     config = parse_config({**tree, "run": os.path.expanduser(run) if isinstance(run, str) else run})
-    if not config.model_fields_set & {"environment", "data"}:
+    if not says_what_is_played(config):
         raise ValueError(f"{path} does not say what is to be played; give it environment.id, or data.train")
     return config
+
+
+def says_what_is_played(config: Config) -> bool:
+    """Whether it names an environment or data; without, BabyAI stands there by default."""
+    return config.data is not None or "id" in config.environment.model_fields_set
 
 
 def read_tree(path: Path) -> dict[str, Any]:
@@ -63,7 +68,11 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 def override(tree: dict[str, Any], overrides: Sequence[str]) -> None:
     """Set each `dotted.key=value` in a tree of keys; first those that choose a part, whose keys the others are."""
-    for text in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".use")):
+
+    def depth(text: str) -> int:  # advantage=grpo and advantage.use=grpo come before advantage.divide_by_std=false
+        return text.partition("=")[0].removesuffix(".use").count(".")
+
+    for text in sorted(overrides, key=depth):
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ValueError(f"{text!r} is not an override; write it as dotted.key=value, such as update.epochs=2")
@@ -147,7 +156,7 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], path: str =
             if value is None and type(None) in get_args(kind):
                 continue
             kind = next(part for part in get_args(kind) if part is not type(None))
-        if isinstance(kind, type) and issubclass(kind, Group):
+        if isinstance(kind, type) and issubclass(kind, Keys):
             if not isinstance(value, Mapping):
                 said = "null" if value is None else repr(value)
                 raise ValueError(f"{path}{key} is {said}; it is a group of keys: {', '.join(kind.model_fields)}")

@@ -6,14 +6,14 @@ collect turns -> pack them into rows -> judge them -> credit them -> update -> p
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from turnwise import checkpoint
-from turnwise.batch import pack
+from turnwise.batch import Batch, pack
 from turnwise.collector import Collector
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
@@ -25,7 +25,7 @@ from turnwise.models import arithmetic, identity, open_model, refuse_other, refu
 from turnwise.players import Model
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
-from turnwise.protocols import Advantage, Engine, Tracker
+from turnwise.protocols import Advantage, Closable, Engine, Tracker
 from turnwise.rehearsal import rehearse
 from turnwise.render import Renderer
 from turnwise.results import held_out_figures, rows_of
@@ -40,8 +40,7 @@ from turnwise.view import View
 def train(config: Config, resume: bool = False) -> bool:
     """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
     training = Training(config, resume)
-    engine: Any = training.engine
-    servers = closing(engine) if hasattr(engine, "close") else nullcontext()
+    servers = closing(training.engine) if isinstance(training.engine, Closable) else nullcontext()
     with servers, closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
         if config.evaluation.every and not training.progress.lines:
             training.evaluate()
@@ -120,49 +119,58 @@ class Training:
             credited |= measure_groups(self.collector.tally.played)
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0), sum(segment.acted for segment in segments))
-        self.record(stats | credited, clock)
+        self.record("train", stats | credited, clock)
         if config.evaluation.every and progress.step % config.evaluation.every == 0:
             self.evaluate()
         self.save_in_turn(progress.step)
 
     def warm_up(self, stop: Event) -> None:
         """Teach the critic before the actor moves: collect with the actor frozen, then credit and fit in turns."""
-        config, progress, warmup = self.config, self.progress, self.config.warmup
+        progress, warmup = self.progress, self.config.warmup
         while not progress.warm and progress.collected < warmup.w_epoch and not stop.is_set():
-            clock = Clock()
-            segments = self.collect(clock)
-            self.run.keep_warmup(progress.collected, segments)
-            self.warmup_segments += segments
-            progress.collected += 1
-            self.record({"warmup/collected": progress.collected}, clock)
-            self.save_in_turn(progress.collected)
+            self.collect_warmup()
         if progress.warm or not self.warmup_segments or stop.is_set():
             return
         batch = pack(self.warmup_segments)
         self.view.say(f"critic warm-up: {len(batch.trained_rows)} rows of {progress.collected} batches")
-        reference = self.policy.reference_logprobs(batch, config.update.micro_tokens)
+        reference = self.policy.reference_logprobs(batch, self.config.update.micro_tokens)
         while not progress.warm and not stop.is_set():
-            seed = derive("warmup", config.seed, progress.fitted)
-            stats = fit_critic(
-                self.policy, self.optimizers, batch, reference, self.advantage, progress.kl_coefficient,
-                config.update, warmup, seed,
-            )  # fmt: skip
-            progress.fitted += 1
-            before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
-            fell = math.inf if before is None else before - progress.critic_loss
-            # A rise is no end: the targets are bootstrapped by the critic itself, and move as it learns.
-            converged = warmup.tolerance > 0 and 0 <= fell < warmup.tolerance * (before or 0.0)
-            progress.warm = converged or progress.fitted >= warmup.w_iter
-            self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
-            self.view.say(
-                f"critic warm-up {progress.fitted}/{warmup.w_iter}: loss {progress.critic_loss:.4f}, "
-                f"explained variance {stats['critic/explained_variance']:.2f}{', converged' if converged else ''}"
-            )
-            if progress.warm:
-                self.warmup_segments = []
-            self.save_in_turn(progress.fitted)
+            self.fit_critic(batch, reference)
+        if progress.warm:
+            self.warmup_segments = []
 
-    def record(self, stats: dict[str, float], clock: Clock) -> None:
+    def collect_warmup(self) -> None:
+        """Keep one batch for the warm-up."""
+        progress, clock = self.progress, Clock()
+        segments = self.collect(clock)
+        self.run.keep_warmup(progress.collected, segments)
+        self.warmup_segments += segments
+        progress.collected += 1
+        self.record("warmup", {"warmup/collected": progress.collected}, clock)
+        self.save_in_turn(progress.collected)
+
+    def fit_critic(self, batch: Batch, reference: Tensor | None) -> None:
+        """Credit by the critic as it is now on all turns, then train it on a part of them."""
+        config, progress, warmup = self.config, self.progress, self.config.warmup
+        scores = self.policy.score(batch, config.update.micro_tokens, reference=False)
+        scores = replace(scores, reference=reference)
+        credit = assign_credit(batch, scores, self.advantage, progress.kl_coefficient)
+        seed = derive("warmup", config.seed, progress.fitted)
+        stats = fit_critic(self.policy, self.optimizers, batch, credit, config.update, warmup, seed)
+        progress.fitted += 1
+        before, progress.critic_loss = progress.critic_loss, stats["critic/loss"]
+        fell = math.inf if before is None else before - progress.critic_loss
+        # A rise is no end: the targets are bootstrapped by the critic itself, and move as it learns.
+        converged = warmup.tolerance > 0 and 0 <= fell < warmup.tolerance * (before or 0.0)
+        progress.warm = converged or progress.fitted >= warmup.w_iter
+        self.log({"phase": "warmup", "warmup/iteration": progress.fitted, **stats})
+        self.view.say(
+            f"critic warm-up {progress.fitted}/{warmup.w_iter}: loss {progress.critic_loss:.4f}, "
+            f"explained variance {stats['critic/explained_variance']:.2f}{', converged' if converged else ''}"
+        )
+        self.save_in_turn(progress.fitted)
+
+    def record(self, phase: Literal["train", "warmup"], stats: Mapping[str, float], clock: Clock) -> None:
         """Tell everybody what happened in a batch."""
         progress, tally = self.progress, self.collector.tally
         self.recent.add(tally.played)
@@ -175,12 +183,11 @@ class Training:
         progress.traces = self.traces.told
         figures |= self.traces.figures
         figures |= {"time/step_s": clock.total(), "time/turns_per_s": turns / clock.total()}
-        training = "warmup/collected" not in stats
         said = invalid_texts(tally.played)
-        self.log({"phase": "train" if training else "warmup", "step": progress.step, **figures, "invalid_texts": said})
+        self.log({"phase": phase, "step": progress.step, **figures, "invalid_texts": said})
         for transcript in tally.transcripts:
             self.run.write(transcript)
-        if training:
+        if phase == "train":
             self.track(figures)
         self.view.step(progress.step, figures, said, tally.last_failure)
         if trouble := self.traces.trouble():

@@ -97,7 +97,10 @@ def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> N
 
 
 class Optimizers:
-    """AdamW for the actor and for the critic, if any, with one learning-rate schedule in optimizer steps."""
+    """AdamW for the actor and for the critic, if any.
+
+    The learning rate warms up over the actor's optimizer steps, and decays with the share of the training that is over.
+    """
 
     def __init__(self, policy: Policy, config: UpdateConfig):
         self.config = config
@@ -140,7 +143,7 @@ class Optimizers:
 
 
 @dataclass(frozen=True)
-class Told:
+class Sums:
     """What was seen in a micro-batch: sums by name, and over how many tokens."""
 
     sums: Mapping[str, Tensor]
@@ -159,8 +162,8 @@ class Means:
             self._sums[name] += float(value)
             self._counts[name] += count
 
-    def add_all(self, told: Sequence[Told]) -> None:
-        for one in told:
+    def add_all(self, every: Sequence[Sums]) -> None:
+        for one in every:
             self.add(one.sums, one.count)
 
     def figures(self) -> dict[str, float]:
@@ -185,7 +188,7 @@ class Objective:
         credited = rows[self._credited[rows]]
         return credited if len(credited) else rows[:1]
 
-    def actor(self, forward: Forward, index: Tensor) -> tuple[Tensor, list[Told]]:
+    def actor(self, forward: Forward, index: Tensor) -> tuple[Tensor, list[Sums]]:
         """The clipped surrogate, the entropy bonus and the KL term; `index` [n] says which of N they are of."""
         config, credit = self.config, self.credit
         new, old, entropy = forward.logprobs.cpu(), self.batch.logprobs[index], forward.entropy.cpu()
@@ -199,20 +202,20 @@ class Objective:
             "actor/entropy": entropy,
             "actor/moved_kl": loss.kl_k3(old, new.detach()),
         }
-        return total, [Told({name: x.detach().sum() for name, x in told.items()}, len(index))]
+        return total, [Sums({name: x.detach().sum() for name, x in told.items()}, len(index))]
 
-    def critic(self, values: Tensor, index: Tensor) -> tuple[Tensor, list[Told]]:
-        """The weighed errors of values [n]."""
+    def critic(self, values: Tensor, index: Tensor) -> tuple[Tensor, list[Sums]]:
+        """The weighed errors of values [n], as the loss has them, and without weights."""
         assert self.credit.returns is not None
         values, targets, learned = values.cpu(), self.credit.returns[index], self.credit.learned[index]
         error = loss.value_loss(values, self.credit.old_values[index], targets, self.config.value_clip)
         plain = 0.5 * (values.detach() - targets) ** 2
         first = learned & self.batch.turn_firsts[index]
         told = [
-            Told({"critic/loss": plain[learned].sum()}, int(learned.sum())),
-            Told({"critic/first_token_loss": plain[first].sum()}, int(first.sum())),
+            Sums({"critic/loss": plain[learned].sum()}, int(learned.sum())),
+            Sums({"critic/first_token_loss": plain[first].sum()}, int(first.sum())),
         ]
-        return (self._weights[index] * error).sum(), told
+        return self.config.value_coefficient * (self._weights[index] * error).sum(), told
 
     def _critic_weights(self) -> Tensor:
         """[N] how much the error at each token weighs; 0 where the critic does not learn."""
@@ -239,44 +242,55 @@ def update(
     """
     policy.train(config.gradient_checkpointing)
     objective, means = Objective(batch, credit, config, kl.loss), Means()
-    taught = credit.returns is not None  # the critic, if there is one
-    together = ["actor", "critic"] if taught and not policy.separate else ["actor"]
+    taught = credit.returns is not None
+    apart, shared = taught and policy.separate, taught and not policy.separate
     drift: list[Tensor] = []  # from the engine's log-probs to the trainer's of the same weights
-
-    def lines(rows: Tensor) -> list[Micro]:
-        return list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-
     for epoch in range(config.epochs):
         for number, rows in enumerate(minibatches(batch.trained_rows, batch, config.minibatch, derive(seed, epoch))):
+            moving = rows if shared else objective.moving(rows)
+            micros = policy.micros(batch, rows if apart else moving, config.micro_tokens)
             tokens = int(batch.sampled_per_row[rows].sum())
-
-            def judge(micro: Micro, tokens: int = tokens) -> tuple[Tensor, list[Told]]:
-                error, told = objective.critic(policy.values(micro)[0], micro.index)
-                return config.value_coefficient * error / tokens, told
-
-            def act(micro: Micro, tokens: int = tokens) -> tuple[Tensor, tuple[list[Told], Tensor]]:
-                forward = policy(micro)
-                total, told = objective.actor(forward, micro.index)
-                if taught and forward.values is not None:
-                    error, of_critic = objective.critic(forward.values, micro.index)
-                    total, told = total + config.value_coefficient * error, told + of_critic
-                gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
-                return total / tokens, (told, gap[batch.newest[micro.index]])
-
-            moving = rows if "critic" in together else objective.moving(rows)
-            micros = lines(rows if taught else moving)
-            if taught and policy.separate:
-                for told in policy.backward("critic", judge, micros):
-                    means.add_all(told)
+            if apart:
+                means.add_all(_teach(policy, objective, micros, tokens))
                 means.add(optimizers.step("critic"))
                 if len(moving) < len(rows):
-                    micros = lines(moving)
-            for told, gap in policy.backward("actor", act, micros):
-                means.add_all(told)
-                if epoch == 0 and number == 0:
-                    drift.append(gap)
-            means.add(optimizers.step(*together))
+                    micros = policy.micros(batch, moving, config.micro_tokens)
+            sums, gaps = _act(policy, objective, micros, tokens, shared)
+            means.add_all(sums)
+            means.add(optimizers.step(*["actor", "critic"] if shared else ["actor"]))
+            if epoch == number == 0:
+                drift = gaps
     return {**mismatch(torch.cat(drift)), **means.figures()}
+
+
+def _teach(policy: Policy, objective: Objective, micros: Sequence[Micro], tokens: int) -> list[Sums]:
+    """Add the gradients of the critic, which reads by itself, in a minibatch of so many sampled tokens."""
+
+    def judge(micro: Micro) -> tuple[Tensor, list[Sums]]:
+        error, sums = objective.critic(policy.values(micro)[0], micro.index)
+        return error / tokens, sums
+
+    return [one for sums in policy.backward(policy.critic_role, judge, micros) for one in sums]
+
+
+def _act(
+    policy: Policy, objective: Objective, micros: Sequence[Micro], tokens: int, shared: bool
+) -> tuple[list[Sums], list[Tensor]]:
+    """Add the gradients of the actor and of a critic on its trunk. Returns the gaps to the engine's log-probs too."""
+    batch = objective.batch
+
+    def act(micro: Micro) -> tuple[Tensor, tuple[list[Sums], Tensor]]:
+        forward = policy(micro)
+        total, sums = objective.actor(forward, micro.index)
+        if shared:
+            assert forward.values is not None
+            error, of_critic = objective.critic(forward.values, micro.index)
+            total, sums = total + error, sums + of_critic
+        gap = forward.logprobs.detach().cpu() - batch.logprobs[micro.index]
+        return total / tokens, (sums, gap[batch.newest[micro.index]])
+
+    told = policy.backward("actor", act, micros)
+    return [one for sums, _ in told for one in sums], [gap for _, gap in told]
 
 
 def mismatch(gap: Tensor) -> dict[str, float]:
@@ -303,19 +317,15 @@ def fit_critic(
     policy: Policy,
     optimizers: Optimizers,
     batch: Batch,
-    reference: Tensor | None,
-    advantage: Advantage,
-    kl_coefficient: float,
+    credit: Credit,
     config: UpdateConfig,
     warmup: WarmupConfig,
     seed: int,
 ) -> dict[str, float]:
-    """One warm-up iteration: credit by the critic as it is now on all turns, then training on a random part of them.
+    """Train the critic on a random part of the turns; returns how well it knew all of them before.
 
     The actor stays as it is, bit for bit.
     """
-    scores = policy.score(batch, config.micro_tokens, reference=False)
-    credit = assign_credit(batch, Scores(scores.values, scores.bootstraps, reference), advantage, kl_coefficient)
     assert credit.returns is not None
     policy.train(config.gradient_checkpointing)
     objective = Objective(batch, credit, config, 0.0)
@@ -324,13 +334,8 @@ def fit_critic(
     drawn = trained[torch.randperm(len(trained), generator=generator)[: math.ceil(warmup.w_frac * len(trained))]]
     size = math.ceil(len(trained) * config.minibatch / sum(len(segment.turns) for segment in batch.segments))
     for rows in drawn.split(size):
-        tokens = int(batch.sampled_per_row[rows].sum())
-
-        def learn(micro: Micro, tokens: int = tokens) -> tuple[Tensor, None]:
-            return objective.critic(policy.values(micro)[0], micro.index)[0] / tokens, None
-
-        micros = list(batch.micros(rows, config.micro_tokens, finals=False, lanes=policy.lanes.count))
-        policy.backward(policy.critic_role, learn, micros)
+        micros = policy.micros(batch, rows, config.micro_tokens)
+        _teach(policy, objective, micros, int(batch.sampled_per_row[rows].sum()))
         optimizers.step("critic", scheduled=False)
     values, returns = credit.old_values[credit.learned], credit.returns[credit.learned]
     return {
