@@ -113,7 +113,7 @@ def test_replies_under_way_when_an_elastic_batch_is_full_go_on_by_the_next_weigh
     tiny, monkeypatch, precision, decoder
 ):
     model, tokenizer = tiny
-    monkeypatch.setattr(Decoder, "fits", lambda model: decoder)
+    monkeypatch.setattr(Decoder, "fits", lambda model, bf16: decoder)
     collector = Collector(play_config(rollout={"n_env": 3, "e_len": 2, "mode": "elastic"}), Renderer(tokenizer))
     engine = LocalEngine(model.train(), frozenset(range(2, 259, 9)), precision)
     replies: list[Generation] = []
@@ -1424,7 +1424,7 @@ def test_no_restored_turn_is_cut_off_before_it_is_known_what_follows(renderer):
     assert steps and steps == list(range(first, first + len(steps)))
 
 
-def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer):
+def test_an_agent_that_asks_otherwise_the_second_time_plays_its_episode_anew(renderer):
     collector = Collector(reading(shift=True), renderer)
     engine = Scripted(renderer, ["yes"])
     collector.collect(engine)
@@ -1433,10 +1433,27 @@ def test_an_agent_that_asks_otherwise_the_second_time_loses_its_episode(renderer
     for slot in restored.slots:
         slot.agent.runs = 5  # type: ignore[attr-defined]
     restored.restore(saved)
-    segments = restored.collect(engine)
-    assert [(one.episode, len(one.turns)) for one in segments] == [(1, 4)] * 3
-    assert (restored.tally.failures, restored.tally.dropped_turns) == (3, 0)
-    assert "asked otherwise" in restored.tally.last_failure
+    first, second = restored.collect(engine), restored.collect(engine)
+    assert [(one.episode, len(one.turns)) for one in first] == [(0, 4)] * 3
+    assert [(one.episode, one.outcome and one.outcome.turns) for one in second][::2] == [(0, 5)] * 3
+    assert restored.tally.failures == 0
+
+
+def test_an_agent_that_asks_side_by_side_is_brought_back(renderer):
+    """One of its branches asks on before the other has claimed what it was told."""
+    config = play_config(agent={"use": f"{__name__}:Twofold"}, rollout={"n_env": 1, "e_len": 2})
+    engine = Scripted(renderer, ["yes"])
+    with closing(Collector(config, renderer)) as collector:
+        before = collector.collect(engine)
+        saved = json.loads(json.dumps(collector.state()))
+    with closing(Collector(config, renderer)) as collector:
+        assert collector.restore(saved) == 0
+        failures, after = 0, []
+        for _ in range(5):
+            after += collector.collect(engine)
+            failures += collector.tally.failures
+    assert failures == 0
+    assert sum(len(one.turns) for one in [*before, *after] if one.episode == 0) == 10
 
 
 class Greedy(Reader):

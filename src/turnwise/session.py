@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Sequence
@@ -10,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.failures import EpisodeFailure
-from turnwise.protocols import Note, Resumable
-from turnwise.rewards.reward import finite, shown
-from turnwise.tally import Tally
+from turnwise.figures import finite, shown
+from turnwise.protocols import Resumable, Tell
 from turnwise.traces import no_span
 from turnwise.types import Generation, Sample, Turn
 
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from turnwise.slot import Slot
 
 
+# Passes of the loop in which a branch that is ahead of the others lets them be told again what they were told.
+_PATIENCE = 100
+
+
 @dataclass
-class Answer:
+class KnownReply:
     """A reply that was sampled, for an agent that asks for it again after an interruption."""
 
     digest: str  # of its prompt
@@ -32,15 +36,14 @@ class Answer:
 class SlotSession:
     """An episode as its agent sees it, on top of the slot."""
 
-    def __init__(self, slot: Slot, known: Sequence[Answer]):
+    def __init__(self, slot: Slot, known: Sequence[KnownReply]):
         """`known` are the replies that the episode got before it was interrupted: it gets them again."""
         self._slot = slot
         self._episode = slot.episode
         self._journals = not isinstance(slot.agent, Resumable)
-        self._known: dict[str, deque[Answer]] = {}
-        for answer in known:
-            self._known.setdefault(answer.digest, deque()).append(answer)
-        self._left = len(known)
+        self._known: dict[str, deque[KnownReply]] = {}
+        for reply in known:
+            self._known.setdefault(reply.digest, deque()).append(reply)
         self._old: list[Generation] = []  # known replies whose turns an earlier batch had
         self._old_turns: set[int] = set()
 
@@ -60,31 +63,26 @@ class SlotSession:
     def turns(self) -> int:
         return self._slot.episode.turns
 
-    @property
-    def tally(self) -> Tally:
-        return self._slot.tally
-
     async def generate(self, prompt_ids: Sequence[int]) -> Generation:
         self._refuse_when_over()
         prompt = tuple(prompt_ids)
         if not self._journals:
             return await self._slot.generate(prompt)
         digest = _digest(prompt)
-        if self._left:
-            return self._replay(digest)
+        for _ in range(_PATIENCE):
+            if self._known.get(digest) or not any(self._known.values()):
+                break
+            await asyncio.sleep(0)
+        if known := self._known.get(digest):
+            return self._again(known.popleft())
         generation = await self._slot.generate(prompt)
-        self._episode.journal.append(Answer(digest, generation))
+        self._episode.journal.append(KnownReply(digest, generation))
         return generation
 
-    def _replay(self, digest: str) -> Generation:
-        known = self._known.get(digest)
-        if not known:
-            raise EpisodeFailure("the agent asked otherwise than before the interruption; its episode is given up")
-        answer = known.popleft()
-        self._left -= 1
-        if answer.trained:
-            self._old.append(answer.generation)
-        return answer.generation
+    def _again(self, reply: KnownReply) -> Generation:
+        if reply.trained:
+            self._old.append(reply.generation)
+        return reply.generation
 
     def record(self, turn: Turn) -> None:
         self._refuse_when_over()
@@ -128,13 +126,17 @@ class SlotSession:
         figures = self._slot.episode.figures
         figures[name] = figures.get(name, 0.0) + self._finite(f"figure {name!r}", amount)
 
+    def shortened(self) -> None:
+        self._slot.tally.shortened_prompts += 1
+
     def write(self, text: str) -> None:
         if self._slot.episode.transcript is not None:
             self._slot.episode.transcript.append(text)
 
-    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
+    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Tell]:
         recording = self._slot.episode.recording
-        if recording is None or self._left or self.turns - 1 in self._old_turns:  # what happens again has been recorded
+        again = any(self._known.values()) or self.turns - 1 in self._old_turns
+        if recording is None or again:  # what happens again has been recorded
             return no_span(kind, name, inputs)
         return recording.span(kind, name, inputs)
 

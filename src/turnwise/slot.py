@@ -21,7 +21,7 @@ from turnwise.config import Config
 from turnwise.failures import EpisodeFailure, NeighbourFailure
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive
-from turnwise.session import Answer, SlotSession
+from turnwise.session import KnownReply, SlotSession
 from turnwise.share import Share
 from turnwise.tally import Tally, Transcript
 from turnwise.traces import Recording, Trace
@@ -42,7 +42,7 @@ class Episode:
     figures: dict[str, float] = field(default_factory=dict)  # what its agent counts
     transcript: list[str] | None = None  # None: this episode is not kept
     recording: Recording | None = None  # None: this episode is not traced
-    journal: list[Answer] = field(default_factory=list)
+    journal: list[KnownReply] = field(default_factory=list)
 
 
 class Slot:
@@ -56,13 +56,13 @@ class Slot:
         codec: Codec,
         shared: Shared,
         levels: Callable[[int], Level],
-        transcripts: int = 0,
         luck: tuple[int, ...] = (),
         group: int = 0,
+        written: Callable[[int], bool] = lambda _: False,
         traced: Callable[[int], bool] = lambda _: False,
     ):
-        """`levels` gives the level of the slot's n-th episode, and `traced` tells whether that one is traced; every so
-        many `transcripts` are kept (0: none).
+        """`levels` gives the level of the slot's n-th episode; `written` tells whether that one leaves a transcript,
+        and `traced` whether it leaves a trace.
 
         The slots of a `group` play the same levels, and differ by their `luck`.
         """
@@ -74,9 +74,9 @@ class Slot:
         self.tally = Tally()
         self.share = Share()
         self._levels = levels
-        self._transcripts = transcripts
         self._luck = luck
         self._group = group
+        self._written = written
         self._traced = traced
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
@@ -124,7 +124,7 @@ class Slot:
         self._release()
         while not (full() and not self._asked and (self._playing is None or self._held)):
             if self._playing is None:
-                self._playing = asyncio.create_task(self._play_on())
+                self._playing = asyncio.create_task(self._play_one())
                 self._playing.add_done_callback(self._stopped)
             await self._news.wait()
             self._news.clear()
@@ -146,7 +146,7 @@ class Slot:
             playing.exception()  # noted here: when another slot's mistake ends the run first, nobody else asks for it
         self._news.set()
 
-    async def _play_on(self) -> None:
+    async def _play_one(self) -> None:
         """Play the episode under way, or a new one; a failure takes its turns with it."""
         try:
             if not self.episode.begun:
@@ -253,12 +253,11 @@ class Slot:
 
     def _begin(self) -> None:
         number = self.episode.number + 1  # a level that fails is not tried again
-        kept = self._transcripts and (number * self.config.rollout.n_env + self.index) % self._transcripts == 0
         self.episode = Episode(
             number,
             self._levels(number).seed,
             begun=True,
-            transcript=[] if kept else None,
+            transcript=[] if self._written(number) else None,
             recording=Recording() if self._traced(number) else None,
         )
 
