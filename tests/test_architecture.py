@@ -19,8 +19,20 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *("types", "failures", "groups", "seeds", "surrogates", "protocols", "parse", "memory"),
-    *("components", "config", "recipe"),
+    *(
+        "types",
+        "failures",
+        "groups",
+        "seeds",
+        "surrogates",
+        "figures",
+        "files",
+        "compiled",
+        "protocols",
+        "parse",
+        "memory",
+    ),
+    *("components", "checks", "config", "recipe"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *(
         "chat_template",
@@ -41,7 +53,7 @@ ORDER = [
     *("allocator", "terminal", "panel", "view", "trackers"),
     *("players", "episodes", "evaluate", "results", "suite", "compare", "probe", "train", "cli", "__main__"),
 ]
-SHARED = {"batch", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
+SHARED = {"batch", "compiled", "groups", "advantages.gae", "advantages.relative", "advantages.spans"}  # by estimators
 TORCH_FREE = [name for name in FILES if name.split(".")[0] in ORDER[: ORDER.index("sending")]]
 
 
@@ -115,8 +127,11 @@ def test_records_environments_and_memories_run_without_torch():
         ("types", set()),
         ("seeds", set()),
         ("surrogates", set()),
+        ("figures", set()),
+        ("files", set()),
+        ("compiled", set()),
         ("loss", set()),
-        ("checkpoint", set()),
+        ("checkpoint", {"files"}),
         ("parse", {"types"}),
         ("chat_template", {"types"}),
         ("history", {"types", "chat_template"}),
@@ -155,7 +170,7 @@ def test_records_environments_and_memories_run_without_torch():
         ("calling", set()),
         ("hosted", {"types"}),
         *(
-            (name, {"types", "config", "calling", "failures", *siblings("rewards")})
+            (name, {"types", "config", "calling", "failures", "figures", *siblings("rewards")})
             for name in sorted(siblings("rewards"))
         ),
         *(
@@ -173,7 +188,8 @@ def test_records_environments_and_memories_run_without_torch():
                     "recipe",
                     "calling",
                     "hosted",
-                    *siblings("rewards"),
+                    "figures",
+                    "rewards.gsm8k",
                     *siblings("interactions"),
                 },
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -24,6 +25,7 @@ from turnwise.cli import main
 from turnwise.engines.make import local
 from turnwise.recipe import load_config
 from turnwise.trackers.tensorboard import TensorBoard
+from turnwise.train import Training
 
 RECIPES = Path(turnwise.__file__).parent / "recipes"
 
@@ -316,6 +318,17 @@ def test_a_run_brings_its_model_and_answer_format_to_a_suite(recipe: Path, suite
     }
 
 
+def test_a_run_without_a_critic_plays_a_suite(recipe: Path, suite: Path) -> None:
+    """The blocks say nothing of the estimator, which by default has one."""
+    free = ["model.critic=none", "advantage=rloo", "rollout.episodes=1", "rollout.group=2"]
+    tree = yaml.safe_load(recipe.read_text())
+    del tree["warmup"], tree["update"]["critic_lr"], tree["rollout"]["e_len"]
+    recipe.write_text(yaml.safe_dump(tree))
+    assert run("train", recipe, *free, "steps=1") == 0
+    small = ["evaluation.episodes=1", "rollout.max_reply_tokens=4", "rollout.max_prompt_tokens=400"]
+    assert run("eval", recipe.parent / "run", "--suite", suite, *small) == 0
+
+
 def test_a_run_brings_its_model_to_another_recipe(recipe: Path, tmp_path: Path) -> None:
     """Its weights fit no other."""
     assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
@@ -526,6 +539,33 @@ def test_a_run_of_another_configuration_is_not_resumed(recipe: Path, capsys: Any
     capsys.readouterr()
     error = refused(capsys, "train", recipe, "update.epochs=2", "--resume")
     assert "update.epochs" in error and "run=" in error
+
+
+def test_slots_keep_their_tasks_when_a_run_goes_on(recipe: Path, capsys: Any) -> None:
+    tasks = {"one": {}, "other": {}}
+    tree = yaml.safe_load(recipe.read_text())
+    for names in (tasks, dict(reversed(tasks.items()))):
+        tree["environment"]["tasks"] = names
+        recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
+        if names is tasks:
+            assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
+    assert "another order" in refused(capsys, "train", recipe, "warmup.w_epoch=0", "steps=1", "--resume")
+
+
+def test_a_configuration_that_was_broken_by_hand_is_named(recipe: Path, capsys: Any) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
+    (recipe.parent / "run" / "config.yaml").write_text("seed: [")
+    error = refused(capsys, "train", recipe, "warmup.w_epoch=0", "steps=1", "--resume")
+    assert "config.yaml is not YAML" in error
+
+
+def test_a_full_gpu_is_one_sentence(recipe: Path, monkeypatch: Any, capsys: Any) -> None:
+    def fill(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has more to say")
+
+    monkeypatch.setattr(Training, "step", fill)
+    error = refused(capsys, "train", recipe, "warmup.w_epoch=0")
+    assert "the GPU is full (CUDA out of memory); lower update.micro_tokens" in error
 
 
 def test_a_run_goes_on_where_its_folder_is_by_now(recipe: Path, tmp_path: Path, capsys: Any) -> None:

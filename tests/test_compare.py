@@ -14,6 +14,8 @@ from turnwise.config import Config
 from turnwise.episodes import Folder, Record, protocol_of
 from turnwise.recipe import parse_config
 
+SCORED = {"agent": {"use": "single_turn"}, "reward": {"use": "math_equal"}}
+
 
 def keep(path: Path, told: dict[str, list[float]], player: str = "mine", **changes: object) -> Path:
     """A folder with an environment `name` for each list of progressions; the tasks a and b take turns."""
@@ -166,7 +168,7 @@ def test_the_table_names_players_and_what_else_differs(tmp_path):
 def test_samples_of_other_data_are_other_levels_and_another_evaluation(tmp_path):
     def asked(name: str, seed: int) -> Folder:
         data = {"generate": {"use": "arithmetic", "test": 4, "seed": seed}}
-        suite = {"x": parse_config({"data": data, "agent": {"use": "single_turn"}, "evaluation": {"episodes": 1}})}
+        suite = {"x": parse_config({"data": data, **SCORED, "evaluation": {"episodes": 1}})}
         return Folder(tmp_path / name, protocol_of("mine", "", suite))
 
     for name, seed in (("a", 0), ("b", 1)):
@@ -181,7 +183,7 @@ def test_samples_of_other_data_are_other_levels_and_another_evaluation(tmp_path)
 def test_what_is_trained_on_makes_no_other_levels_unless_they_are_held_out_of_it(tmp_path, test, same):
     for name, train in (("a", {"train": "some.jsonl", "max_samples": 1}), ("b", {"train": "more.jsonl"})):
         data = {**train, **({"test": test} if test else {})}
-        suite = {"x": parse_config({"data": data, "agent": {"use": "single_turn"}, "evaluation": {"episodes": 1}})}
+        suite = {"x": parse_config({"data": data, **SCORED, "evaluation": {"episodes": 1}})}
         folder = Folder(tmp_path / name, protocol_of("mine", "", suite))
         folder.add(("mine", "x"), Record("data", 0, 7, True, 1.0, 1.0, 1, 1, {}, 0))
     if same:

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,17 @@ update:
 """
 
 
+BABYAI = "turnwise.envs.babyai:BabyAIText"
 CRITICLESS = "model: {critic: none}\nadvantage: {use: rloo}\nrollout: {episodes: 1, group: 8}\n"
+
+
+class Bulky:
+    """A memory that cannot be made."""
+
+    span = 0
+
+    def __init__(self, size: Any):
+        raise TypeError(f"invalid literal {size}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ def load(tmp_path):
     def load(text: str, *overrides: str) -> Config:
         path = tmp_path / "maze.yaml"
         path.write_text(text)
-        played = () if "environment" in text else ("environment.workers=thread",)  # as is the default: BabyAI's
+        played = () if "environment" in text or "data" in text else (f"environment.id={BABYAI}",)
         return load_config(path, (*played, *overrides))
 
     return load
@@ -358,6 +369,15 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             ["memory.use is 'turnwise.nowhere:Window'", "No module", "PATH"],
         ),
         ("memory: {use: 'turnwise.memory.window:Widow'}", ["memory.use", "has no Widow"]),
+        (
+            f"memory: {{use: '{__name__}:Bulky', size: big}}",
+            ["cannot be made of {'size': 'big'}", "invalid literal", "(test_config.py, line "],
+        ),
+        ("environment: {reward: native}", ["does not say what is to be played", "environment.id"]),
+        (
+            "data: {train: [a.jsonl]}\nagent: single_turn",
+            ["agent.use=single_turn earns nothing without a reward", "reward.use"],
+        ),
         # not a recipe at all
         ("update: [", ["maze.yaml", "not YAML", "line 1"]),
         ("a: 1\n\tb: 2", ["maze.yaml", "not YAML"]),
@@ -385,6 +405,20 @@ def test_a_mistake_in_a_recipe_is_one_sentence(load, text, words):
 def test_a_mistake_in_an_override_is_one_sentence(load, override, words):
     message = mistake(load, "seed: 1", override)
     assert [word for word in words if word not in message] == [], message
+
+
+@pytest.mark.parametrize("chosen", ["memory=note", "memory.use=note"])
+def test_a_part_is_chosen_before_its_keys_wherever_it_stands(load, chosen):
+    config = load("memory: {turns: 3}", "memory.question=Well?", chosen)
+    assert config.memory.model_dump() == {"use": "note", "question": "Well?"}
+
+
+def test_a_fault_inside_a_module_is_told_with_its_line(load, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "faulty_memory.py").write_text("import math\nmath.tau_\n")
+    message = mistake(load, "memory: 'faulty_memory:Own'")
+    assert "memory.use is 'faulty_memory:Own', which cannot be imported: AttributeError" in message
+    assert "(faulty_memory.py, line 2)" in message
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from rich.console import Console
 from turnwise import checkpoint
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
-from turnwise.evaluate import eval_seed, evaluate, open_player, play_held_out
+from turnwise.evaluate import eval_seed, evaluate, play_held_out
 from turnwise.intervals import rate
 from turnwise.models import identity
-from turnwise.players import Model, expert_player, fingerprint, newest_of, random_player
+from turnwise.players import Model, expert_player, fingerprint, newest_of, open_player, random_player
 from turnwise.render import Renderer
 from turnwise.results import Result, Row, by_task, summarise, task_table
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.intervals import Estimate, bootstrap, mean_of, rate, rate_difference, wilson
+from turnwise.intervals import Interval, bootstrap, mean_of, rate, rate_difference, wilson
 
 # -- Wilson
 
@@ -97,7 +97,7 @@ def test_nineteen_of_twenty_bootstraps_contain_the_truth():
 OUTCOMES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40)
 
 
-def table(both: int, ours: int, theirs: int, neither: int) -> Estimate:
+def table(both: int, ours: int, theirs: int, neither: int) -> Interval:
     """Of so many trials that both won, one of the two alone, or nobody."""
     counts = {(1, 1): both, (1, 0): ours, (0, 1): theirs, (0, 0): neither}
     pairs = [pair for pair, count in counts.items() for _ in range(count)]
@@ -157,7 +157,7 @@ def test_the_mean_of_one_estimate_is_itself():
 
 
 def test_distances_are_squared_and_added():
-    one, other = Estimate(0.5, 0.2, 0.6, 0.1), Estimate(0.7, 0.3, 1.0, 0.2)
+    one, other = Interval(0.5, 0.2, 0.6, 0.1), Interval(0.7, 0.3, 1.0, 0.2)
     both = mean_of([one, other])
     assert both.mean == pytest.approx(0.6)
     assert both.low == pytest.approx(0.6 - math.hypot(0.3, 0.4) / 2)
@@ -171,4 +171,4 @@ def test_where_everything_failed_the_mean_is_still_unsure():
 
 
 def test_an_estimate_is_written_with_its_ends():
-    assert f"{Estimate(0.5, 0.25, 0.75, 0.1):+.2f}" == "+0.50 [+0.25, +0.75]"
+    assert f"{Interval(0.5, 0.25, 0.75, 0.1):+.2f}" == "+0.50 [+0.25, +0.75]"

@@ -28,9 +28,8 @@ def test_an_adapter_without_its_package_says_what_to_install(adapter, arguments,
     for loaded in [*sys.modules, package]:
         if loaded.split(".")[0] == package:
             monkeypatch.setitem(sys.modules, loaded, None)  # as if it were not installed
-    with pytest.raises(
-        ValueError, match=rf"{package}.* cannot be imported .*pip install {re.escape(f'turnwise[{extra}]')}"
-    ):
+    wanted = re.escape(f"pip install -e '.[{extra}]'")
+    with pytest.raises(ValueError, match=f"{package}.* cannot be imported .*{wanted}"):
         getattr(importlib.import_module(f"turnwise.envs.{module}"), name)(**arguments)
     assert extra in EXTRAS
 

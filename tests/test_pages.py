@@ -27,7 +27,7 @@ SELDOM |= {"environment/...", "tokenization/mismatch", "tokenization/mismatch_ch
 
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_are_those_of_the_configuration(page):
-    named = re.findall(rf"`({'|'.join(GROUPS)})\.([a-z_]+)\b(?!\.md)", PAGES[page])
+    named = re.findall(rf"`({'|'.join(GROUPS)})\.(?!py`)([a-z_]+)\b(?!\.md)", PAGES[page])
     assert [f"{group}.{key}" for group, key in named if not any(key in one.model_fields for one in GROUPS[group])] == []
 
 
@@ -40,6 +40,12 @@ def test_links_lead_somewhere(page):
     folder = ROOT if (ROOT / page).is_file() else ROOT / "docs"
     links = re.findall(r"\]\((?!http)([^)#\s]+)(?:#[\w-]+)?\)", PAGES[page])
     assert [link for link in links if not (folder / link).exists()] == []
+
+
+def test_the_design_says_what_every_file_is_for():
+    named = set(re.findall(r"`(\w+)\.py`", PAGES["design.md"]))
+    files = {file.stem for file in (ROOT / "src" / "turnwise").glob("[a-z]*.py")}
+    assert files - named == set()
 
 
 def test_every_figure_of_a_run_is_explained_and_no_other(tiny_folder: Path, tmp_path: Path, capsys: Any):

@@ -34,6 +34,7 @@ class Moody:
         raise AssertionError
 
 
+LADDER = {"environment": {"id": "helpers:Ladder"}}
 MODEL = Model(Moody(), Conversation())
 PLAYERS = {"moody": lambda _: MODEL, **OTHERS}
 
@@ -192,7 +193,7 @@ def test_overrides_are_for_one_environment_or_for_all(tmp_path):
 
 
 def test_the_blocks_of_a_suite_replace_what_a_player_brings(tmp_path):
-    path = write(tmp_path, {"one": {"memory": {"use": "full"}}})
+    path = write(tmp_path, {"one": {"environment": {"id": "helpers:Ladder"}, "memory": {"use": "full"}}})
     suite = load_suite(path, [], {"memory": {"use": "window", "turns": 3}, "parser": {"cue": "Say!"}})
     assert (suite["one"].memory.use, suite["one"].parser.arguments) == ("full", {"cue": "Say!"})
 
@@ -203,7 +204,8 @@ def test_the_blocks_of_a_suite_replace_what_a_player_brings(tmp_path):
         ({"one": 3}, [], ["one", "3", "group of keys"]),
         ({"one": {"evaluatoin": {}}}, [], ["one", "evaluatoin", "evaluation"]),
         ({"one": {}}, ["evaluation.episodes=0"], ["one", "evaluation.episodes", "0"]),
-        ({"one": {}, "other": {}}, ["one.model.path=x"], ["one model"]),
+        (dict.fromkeys(["one", "other"], LADDER), ["one.model.path=x"], ["one model"]),
+        ({"one": {"evaluation": {"episodes": 3}}}, [], ["one", "does not say what is to be played", "environment.id"]),
     ],
 )
 def test_a_mistake_in_a_suite_is_one_sentence(tmp_path, tree, overrides, words):

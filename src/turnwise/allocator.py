@@ -1,7 +1,9 @@
-"""Memory that is freed stays with the process."""
+"""Memory: what is freed stays with the process, and where a GPU has no more, a sentence says what to do."""
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -12,3 +14,18 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(_MMAP_THRESHOLD, 2**30)
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """A ValueError where a GPU has too little."""
+    try:
+        yield
+    except RuntimeError as error:
+        torch = sys.modules.get("torch")  # not every command needs it
+        if torch is None or not isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(
+            f"the GPU is full ({str(error).partition('. ')[0]}); lower update.micro_tokens or rollout.n_env, or set "
+            "update.gradient_checkpointing=true or model.lora.rank=32"
+        ) from error

@@ -7,7 +7,6 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -80,20 +79,6 @@ def _forget(task: asyncio.Future[Any]) -> None:
     """What a call says after its time concerns nobody."""
     if not task.cancelled():
         task.exception()
-
-
-class PerLoop:
-    """One lock or semaphore for each event loop: a batch has a loop of its own, and asyncio's belong to one."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
-        self._made: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
-
-    def __call__(self) -> Any:
-        loop = asyncio.get_running_loop()
-        if loop not in self._made:
-            self._made[loop] = self._make()
-        return self._made[loop]
 
 
 def fitting(function: Callable[..., Any], whole: str, values: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ moments are safetensors, the rest is JSON; each file's digest is kept, and check
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from turnwise.files import flush
 
 _MANIFEST, _STATE = "manifest.json", "state.json"
 
@@ -36,24 +37,15 @@ def save(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], s
     digests = {file.name: _digest(file) for file in sorted(draft.iterdir())}
     (draft / _MANIFEST).write_text(json.dumps(digests, indent=1))
     for file in draft.iterdir():
-        _flush(file)
+        flush(file)
     aside = folder / f"{name}.old"
     if target.exists():
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
     draft.rename(target)
-    _flush(folder)
+    flush(folder)
     shutil.rmtree(aside, ignore_errors=True)
     return target
-
-
-def write(file: Path, content: bytes) -> None:
-    """Write a file that appears by one rename, when it is on disk."""
-    draft = file.with_name(f"{file.name}.draft")
-    draft.write_bytes(content)
-    _flush(draft)
-    draft.rename(file)
-    _flush(file.parent)
 
 
 def load(target: Path, only: str = "") -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -128,11 +120,3 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise import __version__
-from turnwise.allocator import keep_freed_memory
+from turnwise.allocator import enough_memory, keep_freed_memory
 from turnwise.config import Config
 from turnwise.recipe import dump_config, load_config
 
@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     keep_freed_memory()
     try:
-        return arguments.command(arguments)
+        with enough_memory():
+            return arguments.command(arguments)
     except (ValueError, FloatingPointError) as error:
         print(f"turnwise: {error}", file=sys.stderr)
         return 2
@@ -233,11 +234,14 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
     if arguments.suite and recipe is not None:
         raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
     is_model = run is None and player not in OTHERS
+    if arguments.suite and run:
+        own = _config(player, _of_model(overrides))
+        suite = load_suite(arguments.suite, overrides, own.model_dump(include={"parser"}))
+        return {name: config.model_copy(update={"model": own.model}) for name, config in suite.items()}
     if arguments.suite:
-        own = _config(player, ()).model_dump(include={"model", "parser"}) if run else {}
-        return load_suite(arguments.suite, overrides, {"model": {"path": player}} if is_model else own)
+        return load_suite(arguments.suite, overrides, {"model": {"path": player}} if is_model else {})
     if recipe is None and run is None:
-        raise ValueError(f"{player!r} is not a run, so a recipe must say what to play: add one, or check the folder")
+        raise _nothing_to_play(player)
     config = _config(recipe or player, overrides) if player in OTHERS else _played(recipe or player, player, overrides)
     return {config.environment.id.rpartition(":")[2]: config}
 
@@ -246,8 +250,16 @@ def _played(recipe: str, player: str, overrides: Sequence[str]) -> Config:
     """A recipe as a model plays it; a run brings its own model along."""
     if _run_of(player) is None:
         return _config(recipe, [f"model.path={json.dumps(player)}", *overrides])
-    own = _config(player, [word for word in overrides if word.startswith("model.")])
+    own = _config(player, _of_model(overrides))
     return _config(recipe, overrides).model_copy(update={"model": own.model})
+
+
+def _of_model(overrides: Sequence[str]) -> list[str]:
+    return [word for word in overrides if word.startswith("model.")]
+
+
+def _nothing_to_play(player: str) -> ValueError:
+    return ValueError(f"{player!r} is not a run, so a recipe must say what to play: add one, or check the folder")
 
 
 def _run_of(player: str) -> Path | None:
@@ -294,9 +306,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     run = _run_of(arguments.player)
     if not recipes and run is None:
-        raise ValueError(
-            f"{arguments.player!r} is not a run, so a recipe must say what to play: add one, or check the folder"
-        )
+        raise _nothing_to_play(arguments.player)
     if is_address(arguments.player):
         raise ValueError(f"{arguments.player} keeps its tokens to itself, so it cannot be probed; use turnwise eval")
     _refuse_idle(overrides, arguments.player)

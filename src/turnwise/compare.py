@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.episodes import Protocol, read_episodes, read_protocol
-from turnwise.intervals import Estimate, bootstrap, mean_of, rate_difference
+from turnwise.intervals import Interval, bootstrap, mean_of, rate_difference
 from turnwise.recipe import differences
-from turnwise.results import OVERALL, Told, judged, tasks_told
+from turnwise.results import OVERALL, EnvironmentTask, judged, tasks_told
 
-Level = tuple[str, str, int]  # environment, task, seed
+LevelKey = tuple[str, str, int]  # environment, task, seed
 Pair = tuple[float, float]  # the progressions of A and B on one level
 
 
@@ -23,7 +23,7 @@ class Difference:
 
     environment: str
     task: str  # empty: all of them
-    gap: Estimate  # of progression, A less B
+    gap: Interval  # of progression, A less B
     wins: int  # levels where A got further
     losses: int
     ties: int
@@ -57,7 +57,7 @@ def compare(a: Path, b: Path) -> list[Difference]:
     return [*found, _overall(wholes)] if len(wholes) > 1 else found
 
 
-def _progressions(folder: Path, told: Set[Told]) -> tuple[dict[Level, float], int]:
+def _progressions(folder: Path, told: Set[EnvironmentTask]) -> tuple[dict[LevelKey, float], int]:
     """Level by level, and how many levels were passed over."""
     player, found, passed = read_protocol(folder).player, {}, 0
     for (who, environment), records in read_episodes(folder).items():
@@ -90,7 +90,7 @@ def _levels(keys: dict[str, Any]) -> dict[str, Any]:
     return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": data}
 
 
-def _difference(environment: str, task: str, pairs: Sequence[Pair], alone: Set[Level]) -> Difference:
+def _difference(environment: str, task: str, pairs: Sequence[Pair], alone: Set[LevelKey]) -> Difference:
     gaps = [one - other for one, other in pairs]
     wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
     all_or_nothing = all(outcome in (0, 1) for pair in pairs for outcome in pair)

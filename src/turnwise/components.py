@@ -13,6 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
+from turnwise.failures import place
+
 # Short names for what ships; anything else is named `module:attribute`.
 COMPONENTS = {
     "memory": {
@@ -65,6 +67,9 @@ _GIVEN = {
 }
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 class Component(BaseModel):
     """A part that plugs in: `use` names it, the other keys are its arguments. A name alone will do."""
 
@@ -88,7 +93,8 @@ class Component(BaseModel):
         try:
             return factory(**arguments, **given)
         except TypeError as error:
-            raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {error}") from error
+            told = f"{error}{place(error)}"
+            raise ValueError(f"{kind}: {self.use} cannot be made of {self.arguments}: {told}") from error
 
     def find(self, kind: str) -> Callable[..., Any]:
         """What makes the part; it has every argument that is given here."""
@@ -106,9 +112,8 @@ class Component(BaseModel):
             function = self.make(kind)
         else:
             function = functools.partial(function, **self._checked(kind, function))
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         for name, one in inspect.signature(function).parameters.items():
-            if one.default is one.empty and one.kind not in variadic and name not in _GIVEN[kind]:
+            if one.default is one.empty and one.kind not in _VARIADIC and name not in _GIVEN[kind]:
                 raise ValueError(
                     f"{kind}: {self.use} asks for {name}, which nobody gives; set {kind}.{name}, "
                     f"or ask for {', '.join(sorted(_GIVEN[kind]))}"
@@ -123,11 +128,15 @@ class Component(BaseModel):
 
     def _checked(self, kind: str, factory: Callable[..., Any]) -> dict[str, Any]:
         """The arguments, each of them one that the factory has, and of the type that it is declared as."""
-        allowed = {name: one for name, one in _parameters(factory).items() if name not in _GIVEN.get(kind, set())}
+        allowed = {
+            name: one.annotation
+            for name, one in _parameters(factory).items()
+            if name not in _GIVEN.get(kind, set()) and one.kind not in _VARIADIC
+        }
         for key in self.arguments:
             if key not in allowed:
                 raise ValueError(f"unknown key {kind}.{key}{nearest(key, allowed)}")
-        return {key: _typed(f"{kind}.{key}", value, allowed[key].annotation) for key, value in self.arguments.items()}
+        return {key: _typed(f"{kind}.{key}", value, allowed[key]) for key, value in self.arguments.items()}
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -170,11 +179,15 @@ def load_object(key: str, dotted: str, known: Mapping[str, str] = types.MappingP
         own = " Or" if meant.endswith("?") else ";"
         raise ValueError(f"{key} is {dotted!r}{meant}{own} write your own as module:Class")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except ImportError as error:
         raise ValueError(f"{key} is {dotted!r}, but {error}; install it, or put it on PYTHONPATH") from error
-    except AttributeError as error:
-        raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}") from error
+    except Exception as error:  # of whoever wrote it
+        told = f"{type(error).__name__}: {error}{place(error)}"
+        raise ValueError(f"{key} is {dotted!r}, which cannot be imported: {told}") from error
+    if not hasattr(found, name):
+        raise ValueError(f"{key} is {dotted!r}, but the module {module} has no {name}")
+    return getattr(found, name)
 
 
 def with_colon(dotted: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from turnwise import files
 from turnwise.config import Config
 from turnwise.recipe import differences
 
@@ -80,8 +81,8 @@ class Folder:
                     "give the same one, or another --out FOLDER"
                 )
         try:
-            _write(path / "protocol.json", json.dumps(asdict(protocol), indent=1) + "\n")
-            _write(self._file, whole)
+            files.write(path / "protocol.json", f"{json.dumps(asdict(protocol), indent=1)}\n".encode())
+            files.write(self._file, whole.encode())
         except OSError as error:
             raise ValueError(f"--out is {path}, where nothing can be written ({error})") from error
         self.episodes = read_episodes(path)
@@ -93,9 +94,9 @@ class Folder:
     def finish(self, episodes: Episodes, results: Mapping[str, str]) -> None:
         """Put the lines in order, and write the results, a file each."""
         lines = [_line(key, record) for key, records in episodes.items() for record in records]
-        _write(self._file, "".join(lines))
+        files.write(self._file, "".join(lines).encode())
         for name, text in results.items():
-            _write(self.path / name, text)
+            files.write(self.path / name, text.encode())
 
 
 def read_protocol(path: Path) -> Protocol:
@@ -129,10 +130,3 @@ def read_episodes(path: Path) -> dict[Key, list[Record]]:
 def _line(key: Key, record: Record) -> str:
     player, environment = key
     return json.dumps({"player": player, "environment": environment, **asdict(record)}) + "\n"
-
-
-def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    draft = file.with_name(f"{file.name}.draft")
-    draft.write_text(text)
-    draft.rename(file)

@@ -15,7 +15,6 @@ from turnwise.collector import play_all
 from turnwise.config import Config
 from turnwise.episodes import Record
 from turnwise.players import Model, Player
-from turnwise.players import open_player as open_player
 from turnwise.protocols import Codec, Engine
 from turnwise.seeds import episode_seed
 from turnwise.slot import Slot
@@ -24,7 +23,7 @@ from turnwise.types import Level, Sample
 
 
 @dataclass(frozen=True)
-class Lane:
+class Course:
     """A share of a task's levels, met one after another: every `stride`-th from `index` on, until enough are played."""
 
     index: int
@@ -34,15 +33,16 @@ class Lane:
     quota: int  # episodes to play; a level whose environment fails is passed over
     samples: Sequence[Sample] = ()  # held out; none where an environment makes the levels
 
-    def level(self, number: int) -> int:
+    def number(self, episode: int) -> int:
+        """Of the level that the n-th episode of this course plays."""
         yet_to_come = (level for level in count(self.index, self.stride) if level not in self.settled)
-        return next(islice(yet_to_come, number, None))
+        return next(islice(yet_to_come, episode, None))
 
-    def levels(self, number: int) -> Level:
-        """What the n-th episode of this lane is about."""
-        held_out = self.level(number)
-        sample = self.samples[held_out % len(self.samples)] if self.samples else None
-        return Level(eval_seed(self.task, held_out), sample)
+    def level(self, episode: int) -> Level:
+        """What it is about."""
+        number = self.number(episode)
+        sample = self.samples[number % len(self.samples)] if self.samples else None
+        return Level(eval_seed(self.task, number), sample)
 
 
 def eval_seed(task: str, episode: int) -> int:
@@ -59,8 +59,8 @@ def evaluate(
     """
     records = list(known)
 
-    def finish(lane: Lane, slot: Slot) -> None:
-        record = _record(lane, slot, player.speaks)
+    def finish(course: Course, slot: Slot) -> None:
+        record = _record(course, slot, player.speaks)
         records.append(record)
         finished(record)
 
@@ -72,27 +72,27 @@ def evaluate(
 def play_held_out(
     config: Config, engine: Engine, codec: Codec, finished: Callable[[], object] = lambda: None
 ) -> list[Slot]:
-    """The same by a model, told turn by turn: each slot's `segments` are whole episodes."""
+    """The same by a model, told turn by turn: each slot's `share.segments` are whole episodes."""
     return _play(config, Model(engine, codec), (), lambda *_: finished())
 
 
 def _play(
-    config: Config, player: Player, known: Sequence[Record], finished: Callable[[Lane, Slot], object]
+    config: Config, player: Player, known: Sequence[Record], finished: Callable[[Course, Slot], object]
 ) -> list[Slot]:
     config = player.rules(config)
     free = asyncio.Semaphore(config.evaluation.slots)
 
-    async def play(lane: Lane, slot: Slot, engine: Engine) -> None:
+    async def play(course: Course, slot: Slot, engine: Engine) -> None:
         async with free:
-            for _ in range(lane.quota):
+            for _ in range(course.quota):
                 await slot.play_episodes(engine, 1)
-                finished(lane, slot)
+                finished(course, slot)
 
     with closing(Shared(config, config.evaluation.slots)) as shared:
         samples = _held_out(config, shared)
-        lanes = [lane for lane in _lanes(config, known, samples) if lane.quota]
-        seats = [player.sit(config, lane.index, lane.task, shared, lane.levels) for lane in lanes]
-        asyncio.run(play_all(play(lane, *seat) for lane, seat in zip(lanes, seats, strict=True)))
+        courses = [course for course in _courses(config, known, samples) if course.quota]
+        seats = [player.sit(config, course.index, course.task, shared, course.level) for course in courses]
+        asyncio.run(play_all(play(course, *seat) for course, seat in zip(courses, seats, strict=True)))
     return [slot for slot, _ in seats]
 
 
@@ -108,21 +108,21 @@ def _held_out(config: Config, shared: Shared) -> Sequence[Sample]:
     return samples
 
 
-def _lanes(config: Config, known: Sequence[Record], samples: Sequence[Sample]) -> list[Lane]:
-    """Where each lane stands. A level that is missing among the known ones, by whatever mishap, is played again."""
+def _courses(config: Config, known: Sequence[Record], samples: Sequence[Sample]) -> list[Course]:
+    """Where each course stands. A level that is missing among the known ones, by whatever mishap, is played again."""
     tasks, episodes = config.tasks, config.evaluation.episodes
     stride = max(1, min(config.evaluation.slots // len(tasks), episodes))
-    lanes = []
+    courses = []
     for task in tasks:
         for index in range(stride):
             own = [one for one in known if one.task == task and one.number % stride == index]
             settled = frozenset(one.number - back * stride for one in own for back in range(one.failures + 1))
             quota = len(range(index, episodes, stride)) - len(own)
-            lanes.append(Lane(index, task, stride, settled, quota, samples))
-    return lanes
+            courses.append(Course(index, task, stride, settled, quota, samples))
+    return courses
 
 
-def _record(lane: Lane, slot: Slot, speaks: bool) -> Record:
+def _record(course: Course, slot: Slot, speaks: bool) -> Record:
     """Of the newest episode, whose turns are let go."""
     segment, failures = slot.share.segments.pop(), slot.tally.failures
     slot.tally = Tally()
@@ -131,8 +131,8 @@ def _record(lane: Lane, slot: Slot, speaks: bool) -> Record:
     actions = [turn.action for turn in segment.turns if turn.action]
     said = [action.said for action in actions if action.status == "invalid"]
     return Record(
-        task=lane.task,
-        number=lane.level(segment.episode),
+        task=course.task,
+        number=course.number(segment.episode),
         seed=segment.seed,
         success=outcome.success,
         progression=outcome.progression,

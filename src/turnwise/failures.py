@@ -1,5 +1,8 @@
 """What can go wrong while an episode is played. Its turns are then dropped and counted, and never trained on."""
 
+import traceback
+from pathlib import Path
+
 
 class EpisodeFailure(RuntimeError):
     """An episode cannot go on, through no fault of the model."""
@@ -11,3 +14,9 @@ class EnvironmentFailure(EpisodeFailure):
 
 class NeighbourFailure(EnvironmentFailure):
     """An environment was lost with the process that it shared, through no fault of its own."""
+
+
+def place(error: BaseException) -> str:
+    """Where it was raised, for whoever wrote what was called; nothing where the call itself was wrong."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""

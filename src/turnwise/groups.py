@@ -4,12 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from turnwise.types import Segment
 
-Level = tuple[str, int]
-
 ROUNDING = 1e-9  # equal rewards in another order add up to sums that differ in their last bits
 
 
-def level(segment: Segment) -> Level:
+def level(segment: Segment) -> tuple[str, int]:
     """What it was played on: task and seed."""
     return segment.task, segment.seed
 
@@ -26,7 +24,7 @@ def refuse_parts(segments: Iterable[Segment]) -> None:
 
 def by_level(segments: Iterable[Segment]) -> list[list[Segment]]:
     """The groups, in the order of their first episodes."""
-    groups: dict[Level, list[Segment]] = {}
+    groups: dict[tuple[str, int], list[Segment]] = {}
     for segment in segments:
         groups.setdefault(level(segment), []).append(segment)
     return list(groups.values())

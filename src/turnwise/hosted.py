@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server, spoken to in messages (pip install turnwise[openai])."""
+"""A model behind an OpenAI-compatible server, spoken to in messages (pip install -e '.[openai]')."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from turnwise.types import Message, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HostedReply:
     text: str
     finish_reason: Literal["stop", "length"]
 
@@ -37,12 +37,12 @@ class HostedModel:
         try:
             import openai
         except ImportError as error:
-            raise ValueError("a hosted model is asked by the client of OpenAI: pip install turnwise[openai]") from error
+            raise ValueError("a hosted model is asked by the client of OpenAI: pip install -e '.[openai]'") from error
         self._openai = openai
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None  # whose connections the client holds
 
-    async def answer(self, messages: Sequence[Message], sampling: Sampling) -> Answer:
+    async def answer(self, messages: Sequence[Message], sampling: Sampling) -> HostedReply:
         """Without filters: top-p and top-k are not sent."""
         try:
             answer = await self._connected().chat.completions.create(
@@ -60,7 +60,7 @@ class HostedModel:
             raise ValueError(f"the server at {self.url} refused to play {self.model}: {why}") from error
         except (self._openai.OpenAIError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"the server at {self.url} does not speak the chat API of OpenAI: {error!r}") from error
-        return Answer(choice.message.content or "", "length" if choice.finish_reason == "length" else "stop")
+        return HostedReply(choice.message.content or "", "length" if choice.finish_reason == "length" else "stop")
 
     def _connected(self) -> Any:
         """The client of this event loop: connections do not outlive theirs."""

@@ -12,7 +12,7 @@ RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Interval:
     """A mean with its 95% interval and its standard error (from the population's deviation, as BALROG gives it)."""
 
     mean: float
@@ -35,13 +35,13 @@ def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, f
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def rate(successes: float, trials: int) -> Estimate:
+def rate(successes: float, trials: int) -> Interval:
     """Of one or more trials, by Wilson's interval."""
     share = successes / trials
-    return Estimate(share, *wilson(successes, trials), math.sqrt(share * (1 - share) / trials))
+    return Interval(share, *wilson(successes, trials), math.sqrt(share * (1 - share) / trials))
 
 
-def rate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def rate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Of two rates on the same trials, one or more, each outcome 0 or 1: ours less theirs (Newcombe 1998, method 10).
 
     Wilson's distances of both rates are squared and added, less what the two outcomes of a trial have in common. So
@@ -60,20 +60,20 @@ def rate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     down = math.sqrt(max(0.0, below**2 - 2 * alike * below * their_above + their_above**2))
     up = math.sqrt(max(0.0, above**2 - 2 * alike * above * their_below + their_below**2))
     error = math.sqrt(((wins + their_wins - 2 * both) / trials - gap**2) / trials)
-    return Estimate(gap, max(-1.0, gap - down), min(1.0, gap + up), error)
+    return Interval(gap, max(-1.0, gap - down), min(1.0, gap + up), error)
 
 
-def bootstrap(values: Sequence[float]) -> Estimate:
+def bootstrap(values: Sequence[float]) -> Interval:
     """The mean of one or more values, by percentile bootstrap (Efron 1979); the same in every call."""
     luck = np.random.Generator(np.random.Philox(derive("bootstrap")))
     found, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     drawn = luck.multinomial(len(values), counts / len(values), size=RESAMPLES)  # how often each value comes up
     low, high = np.percentile(drawn @ found / len(values), [2.5, 97.5])
     error = float(np.std(values)) / math.sqrt(len(values))
-    return Estimate(float(np.mean(values)), float(low), float(high), error)
+    return Interval(float(np.mean(values)), float(low), float(high), error)
 
 
-def mean_of(parts: Sequence[Estimate]) -> Estimate:
+def mean_of(parts: Sequence[Interval]) -> Interval:
     """The mean of independent estimates.
 
     Their distances to either end are squared and added (Newcombe 1998), so that an interval is left even where all
@@ -83,4 +83,4 @@ def mean_of(parts: Sequence[Estimate]) -> Estimate:
     below = math.hypot(*(part.mean - part.low for part in parts)) / len(parts)
     above = math.hypot(*(part.high - part.mean for part in parts)) / len(parts)
     error = math.hypot(*(part.standard_error for part in parts)) / len(parts)
-    return Estimate(mean, mean - below, mean + above, error)
+    return Interval(mean, mean - below, mean + above, error)

@@ -44,7 +44,7 @@ def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """The same with less variance, never negative, and with a gradient fit for a loss term (Schulman 2020)."""
     k1 = logprobs - reference
-    return (-k1).exp() - 1 + k1
+    return torch.expm1(-k1) + k1
 
 
 def effective_share(log_ratios: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What we look at: named means over tokens, turns and episodes, and intervals that say how sure they are."""
+"""What we look at: named means over tokens, turns and episodes."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -105,7 +105,8 @@ def measure_credit(batch: Batch, credit: Credit) -> dict[str, float]:
     if credit.returns is not None:
         figures |= _judge_critic(batch, credit, credit.returns)
     if credit.reference is not None:
-        k3 = (-credit.kl).exp() - 1 + credit.kl
+        k1 = credit.kl.double()
+        k3 = torch.expm1(-k1) + k1
         for name, where in (("all", torch.ones_like(acting)), ("action", acting), ("reasoning", ~acting)):
             if where.any():
                 figures[f"kl/{name}"] = credit.kl[where].mean()

@@ -9,4 +9,4 @@ def optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"{module} cannot be imported ({error}); pip install turnwise[{extra}]") from error
+        raise ValueError(f"{module} cannot be imported ({error}); pip install -e '.[{extra}]'") from error

@@ -1,8 +1,8 @@
 """What plugs in. Anything with these methods fits: no base class, no registration, named by a dotted path.
 
 An environment is a Gymnasium environment whose observation is text, or a dict with `text` and, where wanted,
-`cue` and `instructions`. It may also have `actions` (the legal action texts), `default_action`, and
-`translate(said) -> action | None` for near-misses.
+`cue` and `instructions`. It may also have `actions` (the legal action texts), `default_action`,
+`translate(said) -> action | None` for near-misses, and `expert() -> action`, which evaluation can let play.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
     from turnwise.agents.shared import Shared
     from turnwise.batch import Estimate, Streams
     from turnwise.config import Config
-    from turnwise.tally import Tally
     from turnwise.traces.entries import Entry
 
 Ask = Callable[[list[Message]], Awaitable[str]]
 
 
-class Note(Protocol):
+class Tell(Protocol):
     """Says what came of a span: its outputs, and anything else about it, all of it JSON."""
 
     def __call__(self, outputs: Any, **attributes: Any) -> None: ...
 
 
-Spans = Callable[[str, str, Any], AbstractContextManager[Note]]  # kind, name and inputs of a span
+Spans = Callable[[str, str, Any], AbstractContextManager[Tell]]  # kind, name and inputs of a span
 
 
 class Memory(Protocol):
@@ -116,6 +115,13 @@ class Pausable(Protocol):
     def resume(self) -> None: ...
 
 
+@runtime_checkable
+class Closable(Protocol):
+    """Holds processes, threads or connections until it is closed."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """What an agent is made from."""
@@ -149,11 +155,6 @@ class Session(Protocol):
         """Recorded so far, those not counted that the memory asked for."""
         ...
 
-    @property
-    def tally(self) -> Tally:
-        """What is counted besides turns, of the batch under way."""
-        ...
-
     async def generate(self, prompt_ids: Sequence[int]) -> Generation:
         """Sample a reply. Waits where the batch is full: the next one goes on from here."""
         ...
@@ -173,11 +174,15 @@ class Session(Protocol):
         """Add to a figure of the episode; the mean over episodes is logged."""
         ...
 
+    def shortened(self) -> None:
+        """Tell that older turns had to be left out of a prompt; the batch counts such prompts."""
+        ...
+
     def write(self, text: str) -> None:
         """Add to the transcript of the episode, if it is one of those that are kept to be read."""
         ...
 
-    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
+    def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Tell]:
         """Time what happens inside, as a part of the newest turn, if the episode is one of those that are traced.
 
         Replies are traced without it. The inputs are JSON, and are not copied.

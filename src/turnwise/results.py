@@ -12,12 +12,12 @@ from rich.text import Text
 
 from turnwise.config import Config
 from turnwise.episodes import Episodes, Record
-from turnwise.intervals import Estimate, bootstrap, mean_of, rate
+from turnwise.intervals import Interval, bootstrap, mean_of, rate
+from turnwise.terminal import NONE
 
-Told = tuple[str, str]  # an environment and a task of it
+EnvironmentTask = tuple[str, str]  # an environment and a task of it
 
 OVERALL = "overall"
-NONE = "\N{EN DASH}"
 _FIGURE = len("0.333 [0.061, 0.792]")
 
 
@@ -27,7 +27,7 @@ class Result:
 
     episodes: int
     successes: int | None  # None where the environment does not tell
-    progression: Estimate | None  # 0 to 1; None where the environment does not tell
+    progression: Interval | None  # 0 to 1; None where the environment does not tell
     mean_return: float | None  # native or binary, as the recipe says; penalties included; None over environments
     mean_turns: float
     valid: float | None = None  # share of valid or translated actions; None for players that speak no text
@@ -71,7 +71,7 @@ def summarise(records: Sequence[Record]) -> Result:
     )
 
 
-def _progression(records: Sequence[Record]) -> Estimate | None:
+def _progression(records: Sequence[Record]) -> Interval | None:
     told = [record.progression for record in records if record.progression is not None]
     if len(told) < len(records):
         return None
@@ -113,7 +113,7 @@ def held_out_figures(rows: Sequence[Row]) -> dict[str, float]:
     return figures
 
 
-def tasks_told(episodes: Episodes) -> set[Told]:
+def tasks_told(episodes: Episodes) -> set[EnvironmentTask]:
     """Where success is told of some episodes, whoever played them."""
     return {
         (environment, record.task)
@@ -123,7 +123,7 @@ def tasks_told(episodes: Episodes) -> set[Told]:
     }
 
 
-def judged(environment: str, record: Record, told: Set[Told]) -> Record:
+def judged(environment: str, record: Record, told: Set[EnvironmentTask]) -> Record:
     """Where success in a task is told of some episodes, the others had none."""
     if record.success is not None or (environment, record.task) not in told:
         return record

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from turnwise import checkpoint
+from turnwise import checkpoint, files
 from turnwise.config import Config
-from turnwise.recipe import differences, dump_config
+from turnwise.recipe import differences, dump_config, read_tree
 from turnwise.tally import Transcript
 from turnwise.types import Segment
 
@@ -39,7 +39,10 @@ class Run:
         if resume:
             if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
-            changed = differences(yaml.safe_load(self._config.read_text()), yaml.safe_load(dump_config(config)))
+            before, now = read_tree(self._config), yaml.safe_load(dump_config(config))
+            changed = differences(before, now)
+            if not changed and list(before["environment"]["tasks"]) != config.tasks:
+                changed = ["environment.tasks stood in another order, by which slots are dealt their tasks"]
             if changed:
                 raise ValueError(
                     f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); give the same one, "
@@ -69,7 +72,7 @@ class Run:
         packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
         made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
         (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
-        checkpoint.write(self._config, dump_config(config).encode())
+        files.write(self._config, dump_config(config).encode())
 
     def log(self, line: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as stream:
@@ -79,7 +82,7 @@ class Run:
         """Cut metrics.jsonl back to what a checkpoint knows: the rest is about to happen again."""
         if self.metrics.exists():
             kept = self.metrics.read_text().splitlines(keepends=True)[:lines]
-            checkpoint.write(self.metrics, "".join(kept).encode())
+            files.write(self.metrics, "".join(kept).encode())
 
     def write(self, transcript: Transcript) -> None:
         task = transcript.task.replace("/", "-")  # Gymnasium has names such as ALE/Pong-v5
@@ -90,7 +93,7 @@ class Run:
         """A file a batch: a checkpoint does not hold them."""
         folder = self.folder / "warmup"
         folder.mkdir(exist_ok=True)
-        checkpoint.write(folder / f"{number:05}.json", _SEGMENTS.dump_json(segments))
+        files.write(folder / f"{number:05}.json", _SEGMENTS.dump_json(segments))
 
     def kept_warmup(self, batches: int) -> list[Segment]:
         segments: list[Segment] = []

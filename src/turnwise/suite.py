@@ -10,7 +10,7 @@ from turnwise.envs.checked import try_environment
 from turnwise.episodes import Episodes, Folder, Key, Record
 from turnwise.evaluate import evaluate
 from turnwise.players import Invite
-from turnwise.recipe import find_shipped, override, parse_config, read_tree
+from turnwise.recipe import find_shipped, override, parse_config, read_tree, says_what_is_played
 
 Suite = Mapping[str, Config]  # environment -> what to play there
 
@@ -34,6 +34,8 @@ def load_suite(suite: str | Path, overrides: Sequence[str] = (), base: Mapping[s
             configs[name] = parse_config(keys)
         except ValueError as error:
             raise ValueError(f"{name} in the suite {suite}: {error}") from error
+        if not says_what_is_played(configs[name]):
+            raise ValueError(f"{name} in the suite {suite} does not say what is to be played; give it environment.id")
     if any(config.model != next(iter(configs.values())).model for config in configs.values()):
         raise ValueError(f"the suite {suite} is played by one model, so its blocks cannot differ in keys of model")
     return configs

@@ -89,7 +89,7 @@ class Generation:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # natural log, of the whole distribution at the sampling temperature
     finish_reason: Finish
-    policy_version: int  # optimizer steps taken by the weights that sampled it; by the newest, where there were several
+    policy_version: int  # steps, that is batches, after which its weights were; of the newest, where there were several
     versions: tuple[int, ...] = ()  # of each token, where new weights came in the middle; else empty
 
     @property

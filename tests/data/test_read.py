@@ -85,7 +85,7 @@ def test_without_pyarrow_parquet_says_what_to_install(tmp_path, monkeypatch):
     for name in ["pyarrow", *(loaded for loaded in sys.modules if loaded.startswith("pyarrow."))]:
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "a.parquet").write_bytes(b"")
-    assert "pip install turnwise[data]" in mistake(tmp_path / "a.parquet")
+    assert "pip install -e '.[data]'" in mistake(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(

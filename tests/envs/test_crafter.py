@@ -496,7 +496,7 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(arguments, message):
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "crafter", None)
     monkeypatch.delitem(sys.modules, "turnwise.envs.crafter_game", raising=False)
-    with pytest.raises(ValueError, match=r"^Crafter is not installed: pip install turnwise\[crafter\]$"):
+    with pytest.raises(ValueError, match=r"^Crafter is not installed: pip install -e '\.\[crafter\]'$"):
         CrafterText()
 
 

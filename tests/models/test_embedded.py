@@ -2,7 +2,8 @@
 
 import re
 
-from turnwise.evaluate import open_player, play_held_out
+from turnwise.evaluate import play_held_out
+from turnwise.players import open_player
 from turnwise.recipe import load_config
 
 

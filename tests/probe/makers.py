@@ -7,7 +7,7 @@ from helpers import play_config, segment, turn
 
 from turnwise.probe.failures import group_failures
 from turnwise.probe.measure import Lengths, Score, sheet
-from turnwise.probe.play import ALL, Memory, Probe
+from turnwise.probe.play import ALL, MemoryFigures, Probe
 from turnwise.probe.translations import invalid_texts
 from turnwise.types import Action, Observation, Segment, Turn
 
@@ -37,7 +37,9 @@ def episode(*turns: Turn, task: str = "goto", success: bool | None = False, end:
     return segment(*turns, task=task, success=success, end=end)
 
 
-def probe_of(episodes: list[Segment], luck: float = 0.0, *, memories: tuple[Memory, ...] = (), **changes: Any) -> Probe:
+def probe_of(
+    episodes: list[Segment], luck: float = 0.0, *, memories: tuple[MemoryFigures, ...] = (), **changes: Any
+) -> Probe:
     """A probe of these episodes beside a random player that solves a share `luck` of a thousand."""
     tasks = list(dict.fromkeys(one.task for one in episodes))
     sheets = [sheet(ALL, episodes), *(sheet(task, [one for one in episodes if one.task == task]) for task in tasks)]
@@ -52,7 +54,7 @@ def probe_of(episodes: list[Segment], luck: float = 0.0, *, memories: tuple[Memo
         failures=tuple(group_failures(episodes)),
         prompts=Lengths(30.0, 30.0, 30),
         shortened=0.0,
-        memories=memories or (Memory(1, Lengths(30.0, 35.0, 40), None, ()),),
+        memories=memories or (MemoryFigures(1, Lengths(30.0, 35.0, 40), None, ()),),
         seconds=1.0,
     )
     return replace(made, **changes)

@@ -10,7 +10,7 @@ from makers import episode, probe_of, said
 from turnwise.probe.charts import memory_chart, prompts_chart, shares_row, success_row
 from turnwise.probe.measure import Actions, Lengths, Score
 from turnwise.probe.page import page
-from turnwise.probe.play import Memory, Probe
+from turnwise.probe.play import MemoryFigures, Probe
 from turnwise.probe.verdicts import verdicts
 
 HOSTILE = '</pre></style><script>alert(1)</script><img src=x onerror="alert(2)"> \' {{ 7 * 7 }} &lt; \x1b[31m'
@@ -21,7 +21,10 @@ def saying(text: str) -> Probe:
     failed = [episode(said(text, seen=text, status="invalid", invalid=text), said(seen="b"), task=text)]
     probe = probe_of(failed, 0.2, recipe=text, model=text)
     sheets = (probe.sheets[0], replace(probe.sheets[1], score=replace(probe.sheets[1].score, task=text)))
-    memories = (Memory(1, Lengths(30.0, 35.0, 40), 0.0, sheets), Memory(32, Lengths(300.0, 350.0, 4000), 0.5, sheets))
+    memories = (
+        MemoryFigures(1, Lengths(30.0, 35.0, 40), 0.0, sheets),
+        MemoryFigures(32, Lengths(300.0, 350.0, 4000), 0.5, sheets),
+    )
     return replace(probe, memories=memories)
 
 
@@ -111,7 +114,9 @@ def test_shares_fill_their_row():
 
 def test_charts_of_memory_put_more_above_less_and_keep_inside():
     sheets = [probe_of([episode(said(), success=won) for won in wins]).sheets for wins in ([True, False], [True, True])]
-    memories = [Memory(n, Lengths(m, 2 * m, 3 * m), 0.0, s) for n, m, s in zip((1, 2), (10, 1400), sheets, strict=True)]
+    memories = [
+        MemoryFigures(n, Lengths(m, 2 * m, 3 * m), 0.0, s) for n, m, s in zip((1, 2), (10, 1400), sheets, strict=True)
+    ]
     for svg in (prompts_chart(memories, 512), memory_chart(memories, 0, sheets[0][0].score)):
         heights = attributes(svg, "model", "cy")
         assert heights[0] > 100 and heights[0] > heights[1]

@@ -7,7 +7,7 @@ from helpers import play_config
 from makers import episode, probe_of, said
 
 from turnwise.probe.measure import Lengths, sheet
-from turnwise.probe.play import ALL, Memory
+from turnwise.probe.play import ALL, MemoryFigures
 from turnwise.probe.verdicts import Verdict, percent, verdicts
 
 SAID = "the number is {} so it must be {} before the end of all"
@@ -123,9 +123,9 @@ def test_a_kind_of_failure_that_is_most_of_them():
     assert about("15 of 15 failures", probe_of(played(5))).finding.endswith("of one kind: out of time.")
 
 
-def sweep(successes: dict[int, int], shortened: float = 0.0) -> tuple[Memory, ...]:
+def sweep(successes: dict[int, int], shortened: float = 0.0) -> tuple[MemoryFigures, ...]:
     sizes = Lengths(30.0, 35.0, 40)
-    return tuple(Memory(n, sizes, shortened, (sheet(ALL, played(won)),)) for n, won in successes.items())
+    return tuple(MemoryFigures(n, sizes, shortened, (sheet(ALL, played(won)),)) for n, won in successes.items())
 
 
 def test_memories_are_compared_where_they_were_played():

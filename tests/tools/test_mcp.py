@@ -253,7 +253,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: Any)
     monkeypatch.setitem(sys.modules, "mcp", None)
     from turnwise.tools.mcp import mcp_tools
 
-    with pytest.raises(ValueError, match=r"pip install turnwise\[mcp\]"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[mcp\]'"):
         mcp_tools({"command": os.devnull})
 
 

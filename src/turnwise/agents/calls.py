@@ -17,8 +17,8 @@ from turnwise.agents.chat import Chat, PromptTooLong
 from turnwise.calling import Exited
 from turnwise.components import load_object, with_colon
 from turnwise.failures import EpisodeFailure
+from turnwise.figures import finite, shown
 from turnwise.protocols import Session, Setting
-from turnwise.rewards.reward import finite, shown
 from turnwise.toolcalls import ParsedReply, ToolFormat
 from turnwise.types import Generation, Message, MessageCall
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.failures import EpisodeFailure
+from turnwise.figures import finite
 from turnwise.protocols import Codec, Session
 from turnwise.render import Renderer
-from turnwise.rewards.reward import finite
 from turnwise.tokencheck import Mode, check_tokens
 from turnwise.toolcalls import FORMATS, ParsedReply, ToolCall, ToolFormat, decode_reply
 from turnwise.tools import Shorten

@@ -28,7 +28,7 @@ from turnwise.agents.completions import read_completion
 from turnwise.agents.responses import read_response
 from turnwise.agents.wire import BadRequest
 from turnwise.agents.wire import Request as Asked
-from turnwise.rewards.reward import finite
+from turnwise.figures import finite
 
 _RETRY = "x-stainless-retry-count"  # how OpenAI's own clients tell that they ask again
 _GONE = 499  # as nginx calls a client that did not wait

@@ -69,7 +69,8 @@ class Gym:
 
         prompt, shortened = await self._prompt(standing, ask)
         generation = await session.generate(prompt)
-        session.tally.shortened_prompts += shortened
+        if shortened:
+            session.shortened()
         text = self.codec.text(generation.token_ids)
         action = await self._understand(text)
         feedback = await self.host.step(action.text)

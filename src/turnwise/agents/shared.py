@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from turnwise.config import Config
 from turnwise.data import Data, load_data
 from turnwise.envs.workers import Workers
+from turnwise.protocols import Closable
 
 T = TypeVar("T")
 
@@ -36,6 +37,6 @@ class Shared:
         """Let go of everything, the newest first."""
         while self._made:
             _, thing = self._made.popitem()
-            if hasattr(thing, "close"):
+            if isinstance(thing, Closable):
                 thing.close()
         self.workers.close()

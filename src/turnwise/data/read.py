@@ -1,6 +1,6 @@
 """Rows from Parquet, JSON Lines, JSON and CSV files. Nothing in a file is run: no pickle, no loading script.
 
-Parquet is read by pyarrow alone (pip install turnwise[data]); Hugging Face's `datasets` would bring 26 packages and
+Parquet is read by pyarrow alone (pip install -e '.[data]'); Hugging Face's `datasets` would bring 26 packages and
 take a second to import.
 """
 

@@ -8,18 +8,16 @@ import contextlib
 import difflib
 import importlib
 import math
-import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from turnwise.components import load_object
 from turnwise.config import EnvironmentConfig
-from turnwise.failures import EnvironmentFailure
+from turnwise.failures import EnvironmentFailure, place
 from turnwise.parse import normalise
 from turnwise.surrogates import encodable
 from turnwise.types import Feedback, Observation
@@ -60,8 +58,8 @@ def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any,
         environment = factory(**kwargs)
     except TypeError as error:
         raise ValueError(
-            f"environment.id={config.id} does not take the arguments {kwargs}: {error}; they are those of "
-            f"environment.kwargs and environment.tasks.{task}"
+            f"environment.id={config.id} does not take the arguments {kwargs}: {error}{place(error)}; they are those "
+            f"of environment.kwargs and environment.tasks.{task}"
         ) from error
     if not _shows_text(getattr(environment, "observation_space", None)):
         raise ValueError(
@@ -227,13 +225,7 @@ def _blamed(*mistakes: type[Exception]) -> Iterator[None]:
     except (Exception, SystemExit, CancelledError) as error:
         # A generator, as this one is, cannot pass on what a StopIteration has caused.
         cause = None if isinstance(error, StopIteration) else error
-        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}{_place(error)}") from cause
-
-
-def _place(error: BaseException) -> str:
-    """Where it was raised, for whoever wrote the environment."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f" ({Path(last.filename).name}, line {last.lineno})"
+        raise EnvironmentFailure(f"{type(error).__name__}: {error!s:.500}{place(error)}") from cause
 
 
 def _tuple(call: str, answer: Any, parts: str) -> tuple[Any, ...]:

@@ -365,4 +365,4 @@ def open_game() -> Any:
     try:
         return importlib.import_module("turnwise.envs.crafter_game").Game()
     except ImportError as error:
-        raise ValueError("Crafter is not installed: pip install turnwise[crafter]") from error
+        raise ValueError("Crafter is not installed: pip install -e '.[crafter]'") from error

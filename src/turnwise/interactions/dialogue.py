@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.calling import Overrun, bounded, fitting, invoke
+from turnwise.figures import finite, shown
 from turnwise.interactions.base import BaseInteraction
-from turnwise.rewards.reward import finite, shown
 from turnwise.surrogates import encodable
 from turnwise.types import Message
 

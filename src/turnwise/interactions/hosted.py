@@ -1,4 +1,4 @@
-"""A user played by another model, behind an OpenAI-compatible server (pip install turnwise[openai])."""
+"""A user played by another model, behind an OpenAI-compatible server (pip install -e '.[openai]')."""
 
 import re
 from collections.abc import Mapping, Sequence

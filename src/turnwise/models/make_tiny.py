@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -57,12 +57,6 @@ class Demonstration:
     tools: Sequence[Mapping[str, Any]] = ()
 
 
-class Teacher(Protocol):
-    """A dataclass, whose fields are recorded beside the model."""
-
-    def demonstrations(self, seed: int) -> Sequence[Demonstration]: ...
-
-
 @dataclass(frozen=True)
 class Recipe:
     """How a model is made of what its teacher shows."""
@@ -84,7 +78,10 @@ Say = Callable[[str], object]
 
 
 def make_tiny(folder: Path, teacher: Any, recipe: Recipe, say: Say = print) -> None:
-    """Write the model, its tokenizer and what it was made by into a Hugging Face folder."""
+    """Write the model, its tokenizer and what it was made by into a Hugging Face folder.
+
+    The teacher is a dataclass, whose fields are written down too, and `demonstrations(seed)` are what it shows.
+    """
     demonstrations = teacher.demonstrations(recipe.seed)
     say(f"{len(demonstrations)} demonstrated turns")
     tokenizer = make_tokenizer(demonstrations, recipe.vocabulary)

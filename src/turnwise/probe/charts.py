@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from turnwise.probe.measure import Actions, Score
-from turnwise.probe.play import Memory
+from turnwise.probe.play import MemoryFigures
 from turnwise.probe.verdicts import percent, rate
 
 ROW = 22  # height of a chart that is a row of a list
@@ -43,7 +43,7 @@ def shares_row(actions: Actions) -> Markup:
     return _markup(svg)
 
 
-def prompts_chart(memories: Sequence[Memory], limit: int) -> Markup:
+def prompts_chart(memories: Sequence[MemoryFigures], limit: int) -> Markup:
     """Tokens of a prompt by memory: a dot at the mean, a bar to the 90th percentile, a tick at the longest."""
     top = _ceiling(max(limit, *(memory.prompts.longest for memory in memories)))
     svg = _svg(TALL, "prompt tokens by turns of memory")
@@ -60,7 +60,7 @@ def prompts_chart(memories: Sequence[Memory], limit: int) -> Markup:
     return _markup(svg)
 
 
-def memory_chart(memories: Sequence[Memory], task: int, luck: Score | None) -> Markup:
+def memory_chart(memories: Sequence[MemoryFigures], task: int, luck: Score | None) -> Markup:
     """Success by memory on one task (an index into the sheets), with intervals; a line for random play."""
     svg = _svg(TALL, "success by turns of memory")
     _scale(svg, [0, 0.5, 1], 1, percent)

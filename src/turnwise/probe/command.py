@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from turnwise.evaluate import open_player
+from turnwise.players import open_player
 from turnwise.probe.page import page
 from turnwise.probe.play import Plan, Probe, probe
 from turnwise.probe.table import summary

@@ -29,7 +29,7 @@ ALL = "all tasks"
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryFigures:
     """A window of so many turns."""
 
     turns: int
@@ -51,7 +51,7 @@ class Probe:
     failures: tuple[Group, ...]
     prompts: Lengths  # as they were played
     shortened: float
-    memories: tuple[Memory, ...]
+    memories: tuple[MemoryFigures, ...]
     seconds: float
 
 
@@ -104,7 +104,7 @@ def probe(plan: Plan, engine: Engine, renderer: Codec, finished: Callable[[], ob
         again = _episodes(sweep[turns], told)
         prompts = prompt_lengths(again, component.make("memory"), renderer)
         measured = (_shortened(sweep[turns]), _sheets(again, config)) if plan.swept else (None, ())
-        memories.append(Memory(turns, prompts, *measured))
+        memories.append(MemoryFigures(turns, prompts, *measured))
     actions = list(dict.fromkeys(action for slot in slots for action in gym_of(slot).host.offer.actions))
     return Probe(
         plan.recipe,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turnwise.probe.measure import Score, newcombe
-from turnwise.probe.play import Memory, Probe
+from turnwise.probe.play import MemoryFigures, Probe
 
 # The Verlog report has 95 % of the turns valid before it trains: any other turn is about the format, not the task.
 VALID = 0.95
@@ -182,5 +182,5 @@ def _memory(probe: Probe) -> Iterator[Verdict]:
         yield Verdict("look", f"The limit cut the prompts of memory {turns}.", "Raise rollout.max_prompt_tokens.")
 
 
-def _rate_of(memory: Memory) -> float:
+def _rate_of(memory: MemoryFigures) -> float:
     return memory.sheets[0].score.rate or 0.0

@@ -15,7 +15,6 @@ It may be async; if not, it runs in a thread.
 """
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -24,6 +23,7 @@ from typing import Any
 from turnwise.calling import Overrun, bounded, invoke
 from turnwise.config import RewardConfig
 from turnwise.failures import EpisodeFailure
+from turnwise.figures import finite, shown
 from turnwise.types import Message, Sample
 
 
@@ -84,19 +84,3 @@ class Reward:
 def _extra_info(sample: Sample) -> dict[str, Any]:
     own = {"tools_kwargs": sample.tools_kwargs, "interaction_kwargs": sample.interaction_kwargs}
     return {"index": sample.index, **own, **sample.extra}
-
-
-def shown(value: Any) -> str:
-    """A value in a sentence: the beginning of its text, where it has one."""
-    try:
-        return f"{value!r:.80}"
-    except Exception:  # of a whole number of thousands of digits, or of whatever its author made
-        return f"a value of type {type(value).__name__}"
-
-
-def finite(value: Any) -> float | None:
-    """A finite number as a float; None for anything else."""
-    try:
-        return float(value) if isinstance(value, Real) and math.isfinite(value) else None
-    except OverflowError:
-        return None

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turnwise.calling import Exited, Overrun, PerLoop, bounded, fitting, invoke
+from turnwise.calling import Exited, Overrun, bounded, fitting, invoke
 from turnwise.surrogates import encodable
 from turnwise.toolcalls import ToolCall
 from turnwise.tools.base import BaseTool
@@ -22,7 +22,7 @@ from turnwise.tools.records import ResultStatus, ToolContext, ToolError, ToolFau
 from turnwise.tools.returns import normalise
 
 if TYPE_CHECKING:
-    from turnwise.protocols import Note, Spans
+    from turnwise.protocols import Spans, Tell
     from turnwise.tools.toolset import Toolset
 
 _UNREADABLE = ("missing_name", "malformed_structure", "unclosed_block")
@@ -49,7 +49,7 @@ class ToolBox:
         self._tools = tools
         self._kwargs = kwargs
         self._instances: dict[str, str] = {}  # tool -> instance id, oldest first
-        self._locks = {name: PerLoop(asyncio.Lock) for name in tools}
+        self._locks = {name: asyncio.Lock() for name in tools}
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ class ToolBox:
         except Exception as error:
             raise ToolFault(f"tool {tool.name} cannot check its arguments: {_first_line(error)}") from error
         gate = self._toolset.gates.get(tool.name)
-        async with gate() if gate else contextlib.nullcontext():
+        async with gate or contextlib.nullcontext():
             value = await self._attempts(tool, arguments, context)
         return self._checked(tool, value)
 
@@ -184,7 +184,7 @@ class ToolBox:
         raise AssertionError("there is always a last attempt")
 
     async def _attempt(self, tool: BaseTool, arguments: dict[str, Any], context: ToolContext) -> Any:
-        async with self._locks[tool.name]():  # so that two calls at once create one instance
+        async with self._locks[tool.name]:  # so that two calls at once create one instance
             instance = await self._instance(tool)
             if tool.limits.serial:
                 return await self._use(tool, instance, arguments, context)
@@ -246,7 +246,7 @@ class ToolBox:
         return ToolResponse(self._toolset.shorten(encodable(response.text)), response.image, response.video)
 
 
-def _unheard(*_: Any) -> contextlib.nullcontext[Note]:
+def _unheard(*_: Any) -> contextlib.nullcontext[Tell]:
     return contextlib.nullcontext(lambda outputs, **attributes: None)
 
 

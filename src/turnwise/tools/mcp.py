@@ -1,4 +1,4 @@
-"""Tools of MCP servers (pip install turnwise[mcp]): programs on standard input and output, or HTTP.
+"""Tools of MCP servers (pip install -e '.[mcp]'): programs on standard input and output, or HTTP.
 
 A server is one session for all episodes: what it remembers of one episode, another can see.
 """
@@ -40,8 +40,8 @@ class Entry(BaseModel):
 class McpServer:
     """A session with a server, opened by the first call and again by the first call after it broke.
 
-    It lives in a thread with an event loop of its own: a session belongs to the task that opened it, while the loops
-    in which episodes are played come and go.
+    It lives in a thread with an event loop of its own: a session belongs to the task that opened it, while the loop in
+    which episodes are played stands still between batches.
     """
 
     def __init__(self, target: Any, name: str, connect_s: float = 30.0):
@@ -192,7 +192,7 @@ def mcp_tools(entry: Mapping[str, Any]) -> list[BaseTool]:
     try:
         from mcp import StdioServerParameters
     except ImportError as error:
-        raise ValueError("mcp_servers needs a package: pip install turnwise[mcp]") from error
+        raise ValueError("mcp_servers needs a package: pip install -e '.[mcp]'") from error
     target = asked.url or StdioServerParameters(command=name, args=asked.args, env=asked.env)
     return tools_of(McpServer(target, name, asked.connect_s), asked.tools, asked.config)
 

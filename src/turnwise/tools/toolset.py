@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from turnwise.calling import PerLoop, left_over
+from turnwise.calling import left_over
 from turnwise.components import nearest
 from turnwise.tools.base import BaseTool
 from turnwise.tools.box import ToolBox
@@ -48,7 +47,7 @@ class Toolset:
         self.shorten = shorten
         self.example = example
         self.gates = {
-            name: PerLoop(partial(asyncio.Semaphore, tool.limits.max_concurrency))
+            name: asyncio.Semaphore(tool.limits.max_concurrency)
             for name, tool in self.tools.items()
             if tool.limits.max_concurrency is not None
         }

@@ -1,4 +1,4 @@
-"""MLflow (pip install turnwise[mlflow]): an episode is a trace, in the experiment that is named as the run's folder.
+"""MLflow (pip install -e '.[mlflow]'): an episode is a trace, in the experiment that is named as the run's folder.
 
 MLFLOW_TRACKING_URI says where it lives; without, it is mlflow.db in the folder of the run.
 """

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from turnwise.protocols import Note
+from turnwise.protocols import Tell
 from turnwise.types import End, Generation, Outcome, Turn
 
 _BEGINNING = time.time() - time.perf_counter()
@@ -96,7 +96,7 @@ class Recording:
         rewarded.turn = replace(rewarded.turn, reward=rewarded.turn.reward + amount)
 
     @contextmanager
-    def span(self, kind: str, name: str, inputs: Any) -> Iterator[Note]:
+    def span(self, kind: str, name: str, inputs: Any) -> Iterator[Tell]:
         """Time what happens inside, as a part of the newest turn; what it raises is noted as its error."""
         _check_json(name, inputs)
         span = Span(kind, name, inputs, now())
@@ -123,7 +123,7 @@ def _check_json(name: str, told: Any) -> None:
         raise ValueError(f"the span {name!r} is told {told!r:.80}; tell it what is JSON ({error})") from error
 
 
-def no_span(kind: str, name: str, inputs: Any) -> AbstractContextManager[Note]:
+def no_span(kind: str, name: str, inputs: Any) -> AbstractContextManager[Tell]:
     """For what is not traced."""
     return _NOTHING
 

@@ -1,4 +1,4 @@
-"""TensorBoard (pip install turnwise[tensorboard])."""
+"""TensorBoard (pip install -e '.[tensorboard]')."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +10,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError(
-                "log.trackers has tensorboard; install it with pip install turnwise[tensorboard]"
-            ) from error
+            raise ValueError("log.trackers has tensorboard; install it with pip install -e '.[tensorboard]'") from error
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
