@@ -131,6 +131,7 @@ def test_a_run_says_which_samples_it_leaves_out(recipe: Path, tmp_path: Path, ca
     recipe.write_text(yaml.safe_dump(tree))
     assert run("train", recipe, "steps=1", "warmup.w_epoch=0") == 0
     assert "2 training samples are left out: they are test samples too" in capsys.readouterr().out
+    assert run("train", recipe, "steps=1", "warmup.w_epoch=0", "--resume") == 0  # it is over, and goes on all the same
 
 
 def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:

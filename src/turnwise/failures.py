@@ -19,4 +19,6 @@ class NeighbourFailure(EnvironmentFailure):
 def place(error: BaseException) -> str:
     """Where it was raised, for whoever wrote what was called; nothing where the call itself was wrong."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    if len(frames) < 2 or isinstance(error, SyntaxError):  # which says where it stands
+        return ""
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

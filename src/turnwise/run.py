@@ -41,7 +41,7 @@ class Run:
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
             before, now = read_tree(self._config), yaml.safe_load(dump_config(config))
             changed = differences(before, now)
-            if not changed and list(before["environment"]["tasks"]) != config.tasks:
+            if not changed and list(before["environment"]["tasks"]) != list(now["environment"]["tasks"]):
                 changed = ["environment.tasks stood in another order, by which slots are dealt their tasks"]
             if changed:
                 raise ValueError(

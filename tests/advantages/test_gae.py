@@ -231,6 +231,14 @@ def test_equal_pairs_are_plain_token_gae(played, pair):
         assert found == near(expected, 1e-6)
 
 
+def test_whole_numbers_are_factors_too():
+    """The loop is compiled for the types that it meets."""
+    turns = [turn([1], [2, 3]), turn([9], [4], 0.5), turn([8], [5, 6, 7], 1.0)]
+    streams = streams_of([segment(*turns, end="cut", final=[5])], [math.cos(t) for t in range(6)], [0.3])
+    whole, exact = (DualGAE(*factors)(streams) for factors in ((1, 0.5, 0.9, 1), (1.0, 0.5, 0.9, 1.0)))
+    assert torch.equal(whole.advantages, exact.advantages)
+
+
 @given(st.lists(plays(asked=True), min_size=1, max_size=3))
 def test_all_factors_one_is_future_reward_minus_value(played):
     advantages, returns = credit(monte_carlo(), played)
