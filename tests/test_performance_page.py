@@ -7,8 +7,8 @@ from benchmarks.collect import CASES
 from benchmarks.common import RESULTS
 from benchmarks.page import FIGURE, PAGE, refreshed
 
-# Of GPUs, and of vLLM inside the trainer, by processors that told no more than their kind; the page dates them.
-OLD = {"collect_gpu", *(f"collect_vllm{case}" for case in CASES), "engine_gap_vllm"}
+# Of GPUs, and of collecting by vLLM, by processors that told no more than their kind; the page dates them.
+OLD = {"collect_gpu", *(f"collect_vllm{case}" for case in CASES)}
 
 
 def test_figures_are_those_of_the_records():
