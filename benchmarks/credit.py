@@ -42,9 +42,9 @@ def main() -> None:
                 gap = pair.loop(streams) - pair.ours(streams).advantages
                 figures[f"{name}_gap_{tokens}"] = float(gap.abs().max())
             for _ in range(ROUNDS):
-                seconds["turnwise"].append(timed(lambda: pair.ours(streams)))  # noqa: B023
+                seconds["turnwise"].append(timed(pair.ours, streams))
                 if tokens <= LOOPED:
-                    seconds["loop"].append(timed(lambda: pair.loop(streams)))  # noqa: B023
+                    seconds["loop"].append(timed(pair.loop, streams))
             for who, series in seconds.items():
                 if series:
                     figures[f"{name}_{who}_ms_{tokens}"] = 1e3 * statistics.median(series)
@@ -57,9 +57,10 @@ def main() -> None:
     record("credit", figures)
 
 
-def timed(work: Callable[[], object]) -> float:
+def timed(work: Callable[[Streams], object], streams: Streams) -> float:
+    """Seconds."""
     start = time.perf_counter()
-    work()
+    work(streams)
     return time.perf_counter() - start
 
 

@@ -19,19 +19,8 @@ FILES = {
 
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
-    *(
-        "types",
-        "failures",
-        "groups",
-        "seeds",
-        "surrogates",
-        "figures",
-        "files",
-        "compiled",
-        "protocols",
-        "parse",
-        "memory",
-    ),
+    *("types", "failures", "groups", "seeds", "surrogates"),
+    *("figures", "files", "compiled", "protocols", "parse", "memory"),
     *("components", "checks", "config", "recipe"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *(

@@ -46,7 +46,7 @@ def test_carried_episodes_end_a_batch_when_so_many_have_ended():
         ended = [0, 0]
         for number in range(2):
             segments = collector.collect(Scripted(renderer, ["ACTION: drop"]))
-            ended[number] = sum(segment.end == "terminated" or segment.end == "truncated" for segment in segments)
+            ended[number] = sum(segment.outcome is not None for segment in segments)
     assert ended == [CASES[""].episodes] * 2
 
 

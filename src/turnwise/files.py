@@ -14,6 +14,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def flush(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ from torch import Tensor
 from turnwise.batch import Batch
 from turnwise.groups import by_level, is_useless
 from turnwise.intervals import wilson
-from turnwise.loss import explained_variance
+from turnwise.loss import explained_variance, kl_k3
 from turnwise.tally import Tally
 from turnwise.types import Segment
 from turnwise.update import Credit
@@ -105,8 +105,8 @@ def measure_credit(batch: Batch, credit: Credit) -> dict[str, float]:
     if credit.returns is not None:
         figures |= _judge_critic(batch, credit, credit.returns)
     if credit.reference is not None:
-        k1 = credit.kl.double()
-        k3 = torch.expm1(-k1) + k1
+        k1 = credit.kl.double()  # in fp32 the divergence of a small one is rounding
+        k3 = kl_k3(k1, torch.zeros_like(k1))
         for name, where in (("all", torch.ones_like(acting)), ("action", acting), ("reasoning", ~acting)):
             if where.any():
                 figures[f"kl/{name}"] = credit.kl[where].mean()

@@ -20,15 +20,15 @@ class SGLangServer:
     """
 
     def __init__(self, url: str, stop_ids: frozenset[int]):
-        self._line = Http(url)
-        self.name = self._line.url
+        self._http = Http(url)
+        self.name = self._http.url
         self._stop_ids = stop_ids
         self._loaded = False
 
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {"input_ids": list(prompt_ids), "sampling_params": self._parameters(sampling)}
         seen = 0
-        async with aclosing(self._line.events("/generate", {**body, "return_logprob": True, "stream": True})) as events:
+        async with aclosing(self._http.events("/generate", {**body, "return_logprob": True, "stream": True})) as events:
             async for event in events:
                 if "error" in event:
                     raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
@@ -61,12 +61,12 @@ class SGLangServer:
         }
 
     def ready(self) -> bool:
-        return self._line.answers("/health_generate")
+        return self._http.answers("/health_generate")
 
     def load(self, weights: Path, version: int) -> None:
         """What the server is still sampling is aborted, and what it cached is forgotten."""
         body = {"model_path": str(weights), "weight_version": str(version), "abort_all_requests": True}
-        self._line.post("/update_weights_from_disk", {**body, "flush_cache": True})
+        self._http.post("/update_weights_from_disk", {**body, "flush_cache": True})
         self._loaded = True
 
     def close(self) -> None:

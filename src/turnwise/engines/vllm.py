@@ -58,8 +58,8 @@ class VLLMServer:
     """The server at an address, such as http://127.0.0.1:8000."""
 
     def __init__(self, url: str, stop_ids: frozenset[int], launched: Launched | None = None):
-        self._line = Http(url)
-        self.name = self._line.url
+        self._http = Http(url)
+        self.name = self._http.url
         self._stop_ids = stop_ids
         self._launched = launched
         self._on_a_processor: bool | None = None  # None: not asked yet
@@ -73,7 +73,7 @@ class VLLMServer:
             "cache_salt": self._salt,  # keys and values are kept, but never read under other weights
             "stream": True,
         }
-        async with aclosing(self._line.events("/inference/v1/generate", body)) as events:
+        async with aclosing(self._http.events("/inference/v1/generate", body)) as events:
             async for event in events:
                 if "error" in event:
                     raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
@@ -91,20 +91,20 @@ class VLLMServer:
         return make_piece(self.name, choice["token_ids"], scored, finish, self._stop_ids)
 
     def ready(self) -> bool:
-        return self._line.answers("/health")
+        return self._http.answers("/health")
 
     def load(self, weights: Path, version: int) -> None:
         if self._on_a_processor is None:
             self._on_a_processor = self._examine()
-        self._line.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+        self._http.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
         if self._on_a_processor:
-            self._line.post("/collective_rpc", {"method": "turnwise_pack_heads"})
-        self._line.post("/update_weight_version", {"new_version": str(version)})
+            self._http.post("/collective_rpc", {"method": "turnwise_pack_heads"})
+        self._http.post("/update_weight_version", {"new_version": str(version)})
         self._loaded, self._salt = True, token_hex(8)
 
     def _examine(self) -> bool:
         """Whether the server runs on a processor; one that would answer wrongly is refused."""
-        told = self._line.get("/server_info?config_format=json")
+        told = self._http.get("/server_info?config_format=json")
         with understanding(self.name, _KIND):
             config = told["vllm_config"]
             mode = config["model_config"]["logprobs_mode"]
