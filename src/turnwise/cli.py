@@ -172,7 +172,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from turnwise.envs.checked import try_environment
 
-        for agent in (config.agent, *config.agents.values()):
+        for agent in config.every_agent.values():
             agent.find("agent")
         for task in config.tasks if config.agent.use == "gym" else ():
             try_environment(config.environment, task)
