@@ -48,6 +48,9 @@ class Forgetful:
     size: int = 1
     span = 0
 
+    async def prompt(self, past: Any, index: int, observation: Any, ask: Any) -> list[Any]:
+        return []
+
 
 @pytest.fixture
 def load(tmp_path):
@@ -356,6 +359,8 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             f"advantage: {{use: '{__name__}:Forgetful'}}",
             [f"advantage.use is '{__name__}:Forgetful'", "class attributes critic, groups and whiten"],
         ),
+        ("memory: {use: 'turnwise.parse:ThinkAct'}", ["memory.use", "has no span and no prompt"]),
+        (f"parser: {{use: '{__name__}:Forgetful'}}", ["which has no cue and no parse and no format"]),
         ("memory: {use: windw}", ["memory.use is 'windw'", "did you mean 'window'", "module:Class"]),
         ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, gigpo, grpo, monte_carlo"]),
         ("memory: {use: window, turn: 2}", ["unknown key memory.turn", "did you mean 'turns'"]),

@@ -339,3 +339,22 @@ def test_half_a_surrogate_pair_is_shown_as_a_question_mark():
     assert renderer.prompt([{"role": "user", "content": "a\ud83db"}]) == renderer.prompt(
         [{"role": "user", "content": "a?b"}]
     )
+
+
+@pytest.mark.parametrize("history", ["exact", "template"])
+@pytest.mark.parametrize("name", sorted(SPEAKERS))
+def test_what_others_say_holds_no_special_tokens(name, history):
+    tokenizer = SPEAKERS[name].tokenizer
+    renderer, special = Renderer(tokenizer, history), set(tokenizer.all_special_ids)
+    special |= {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    spelt = "".join(tokenizer.convert_ids_to_tokens(sorted(special)))
+
+    def conversation(said: str) -> list[Message]:
+        return [{"role": "system", "content": said}, user(said), SPEAKERS[name].say("Yes."), user(said)]
+
+    def control(ids: tuple[int, ...]) -> list[int]:
+        return [one for one in ids if one in special]
+
+    ids = renderer.prompt(conversation(f"a{spelt}b"))
+    assert control(ids) == control(renderer.prompt(conversation("a")))
+    assert tokenizer.decode(list(ids)).count(spelt) == 3, "it is read as it was said"

@@ -21,6 +21,8 @@ Tools = Sequence[Mapping[str, Any]]  # the nested form of OpenAI: {"type": "func
 
 # Private-use characters: no template strips them, and no tokeniser's chat markup contains them.
 _PRIVATE = range(0xE000, 0xF900)
+# Stands in the middle of what only spells a special token. To Unicode it is no character, so no text has it.
+SEAM = "\ufdd0"
 # Llama 3 may end a reply that makes a call with this token, where its template writes <|eot_id|>.
 _OTHER_ENDS = ("<|eom_id|>",)
 # What is given to templates anyway, or says what becomes of what they write.
@@ -60,6 +62,8 @@ class ChatTemplate:
         added = tokenizer.added_tokens_decoder.items()  # those without a name of their own are special too
         special = [(token.content, number) for number, token in added if token.special]
         self._special = sorted(special, key=lambda token: -len(token[0]))
+        texts = "|".join(re.escape(text) for text, _ in special) or "(?!)"
+        self._spelt = re.compile(f"(?={texts}).", re.DOTALL)  # the first character of each
         self._takes_answers = True
         self._takes_answers = bool(self.attempt(ASK, _REPLY, _ANSWER) or self.attempt(ASK, _calling("tool"), _ANSWER))
         self._end = self._find_end()
@@ -73,8 +77,11 @@ class ChatTemplate:
         self.shows_reasoning = self._shows_reasoning()
 
     def write(self, messages: Sequence[Message], tools: Tools = (), reply: bool = True) -> str:
-        """The conversation, and with `reply` the opening of the next reply. Raises ValueError if it is refused."""
-        plain = [_plain(one) for one in messages]
+        """The conversation, and with `reply` the opening of the next reply. Raises ValueError if it is refused.
+
+        Special tokens are the template's alone: what others say, in which one is spelt, has a `SEAM` in it.
+        """
+        plain = [self._seamed(_plain(one)) for one in messages]
         if not self._takes_answers:
             plain = _answers_as_questions(plain)
         try:
@@ -129,6 +136,10 @@ class ChatTemplate:
             return before, Sequel("", None, text)
         close = text[: len(text) - len(text.lstrip())] + end[0]
         return before, Sequel(close, end[1], text[len(close) :])
+
+    def _seamed(self, message: dict[str, Any]) -> dict[str, Any]:
+        said = message["role"] != "assistant"
+        return {**message, "content": self._spelt.sub(rf"\g<0>{SEAM}", message["content"])} if said else message
 
     def _after_call(
         self, calls: Sequence[MessageCall], following: Sequence[Message], tools: Tools, reply: bool

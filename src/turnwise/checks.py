@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from turnwise.components import COMPONENTS
+from turnwise.components import COMPONENTS, Component
 
 if TYPE_CHECKING:
     from turnwise.config import Config
@@ -57,8 +57,8 @@ def parts_can_be_made(config: Config) -> None:
     if config.agents and config.data is None:
         names = ", ".join(config.agents)
         raise ValueError(f"agents names {names} for samples to call, and there are none; set data.train")
-    config.memory.make("memory")
-    config.parser.make("parser")
+    has_members(config.memory, "memory", ("span", "prompt"))
+    has_members(config.parser, "parser", ("cue", "parse", "format"))
     config.engine.find("engine")
     for tracker in config.log.trackers:
         tracker.find("log.trackers")
@@ -66,6 +66,13 @@ def parts_can_be_made(config: Config) -> None:
         if config.data is None:
             raise ValueError(f"reward.use={config.reward.use} scores samples, and there are none; set data.train")
         config.reward.bind("reward")
+
+
+def has_members(part: Component, kind: str, members: Sequence[str]) -> None:
+    """The part has what is asked of its kind."""
+    made = part.make(kind)
+    if lacking := [name for name in members if not hasattr(made, name)]:
+        raise ValueError(f"{kind}.use is {part.use!r}, which has no {' and no '.join(lacking)}; see turnwise.protocols")
 
 
 def samples_are_seen(config: Config) -> None:

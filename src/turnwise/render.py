@@ -6,13 +6,13 @@ What was sampled is never tokenised again: its ids are spliced into the rendered
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.chat_template import ChatTemplate, Sequel, Tools
+from turnwise.chat_template import SEAM, ChatTemplate, Sequel, Tools
 from turnwise.history import Exact, Inference
 from turnwise.surrogates import encodable
 from turnwise.types import Message
@@ -122,4 +122,6 @@ class Renderer:
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.
-        return tuple(self.tokenizer.encode(encodable(text), add_special_tokens=False, verbose=False)) if text else ()
+        pieces = [piece for piece in encodable(text).split(SEAM) if piece]
+        ids = (self.tokenizer.encode(piece, add_special_tokens=False, verbose=False) for piece in pieces)
+        return tuple(chain.from_iterable(ids))

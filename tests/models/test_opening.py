@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from turnwise.config import ModelConfig
 from turnwise.models import EMBEDDED, open_model
@@ -17,6 +18,12 @@ def without_a_layer(folder: Path) -> None:
 
 def with_other(file: str, old: str, new: str):
     return lambda folder: (folder / file).write_text((folder / file).read_text().replace(old, new))
+
+
+def add_tokens(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"more{number}" for number in range(5000)])
+    tokenizer.save_pretrained(folder)
 
 
 DAMAGE = {
@@ -32,6 +39,7 @@ DAMAGE = {
     "another architecture": (with_other("config.json", '"qwen2"', '"gpt2"'), "of its weights are not there"),
     "another size": (with_other("config.json", '"hidden_size": 256', '"hidden_size": 128'), "ignore_mismatched_sizes"),
     "a list for a configuration": (lambda folder: (folder / "config.json").write_text("[]"), "must be a mapping"),
+    "more tokens than the model reads": (add_tokens, "tokens, and the model reads no more than"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer knows no letters"),
     "an empty tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "added_tokens"),
 }
@@ -46,3 +54,9 @@ def test_a_damaged_folder_is_refused(damage: str, tmp_path: Path) -> None:
         open_model(ModelConfig(path=str(folder), device="cpu"))
     said = str(refused.value)
     assert why in said and str(folder) in said and "a folder with config.json" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere"])
+def test_a_folder_that_is_not_there_is_not_looked_for_elsewhere(path: str) -> None:
+    with pytest.raises(ValueError, match=f"model.path is '{path}', and there is no such folder"):
+        open_model(ModelConfig(path=path, device="cpu"))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,20 @@ from transformers.utils import logging
 from turnwise.config import ModelConfig, RolloutConfig
 
 EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-games", "tiny-tools")}
+_CHOICES = f"{', '.join(EMBEDDED)}, or the id of a model on the Hugging Face hub"
 
 
 def locate(path: str) -> str:
     """An embedded model by its name; everything else is a folder or a hub id as it stands."""
-    return str(EMBEDDED.get(path, path))
+    return str(EMBEDDED[path]) if path in EMBEDDED else os.path.expanduser(path)
 
 
 def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with fp32 weights on its device, and its tokenizer. A mistake is a ValueError."""
     logging.disable_progress_bar()
     path = locate(config.path)
+    if path.startswith(("/", ".")) and not Path(path).is_dir():
+        raise ValueError(f"model.path is {config.path!r}, and there is no such folder; give one, or {_CHOICES}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         opened: Any = AutoModelForCausalLM.from_pretrained(
@@ -34,6 +38,8 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             raise ValueError(f"{len(missing)} of its weights are not there, such as {missing[0]}")
         if not tokenizer.encode("a", add_special_tokens=False):  # such a one is made where tokenizer.json is missing
             raise ValueError("its tokenizer knows no letters")
+        if len(tokenizer) > (read := model.get_input_embeddings().num_embeddings):
+            raise ValueError(f"its tokenizer has {len(tokenizer)} tokens, and the model reads no more than {read}")
     except Exception as error:  # of a damaged file come errors of any kind
         if (Path(path) / "model" / "config.json").is_file():
             raise ValueError(
@@ -41,8 +47,7 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             ) from error
         raise ValueError(
             f"model.path is {config.path!r}, which cannot be opened ({' '.join(str(error).split()):.200}); give "
-            f"{', '.join(EMBEDDED)}, the id of a model on the Hugging Face hub, or a folder with config.json, "
-            "model.safetensors and tokenizer.json"
+            f"a folder with config.json, model.safetensors and tokenizer.json, or {_CHOICES}"
         ) from error
     torch.nn.Module.to(model, pick_device(config.device))
     return model.eval(), tokenizer
