@@ -95,10 +95,11 @@ def test_all_that_is_given_is_in_the_precision_of_products(standing_in):
 @pytest.mark.skipif("window_size" not in flash._OPTIONS, reason="this PyTorch has none that we ask")
 def test_pytorchs_own_understands_what_it_is_asked(monkeypatch):
     """On tensors of shapes alone, which need no GPU."""
+    model = llama()
+    prepare(model)
     monkeypatch.setattr(flash, "takes", lambda query: True)
     monkeypatch.setattr(flash, "_arithmetic", lambda x: torch.bfloat16)
-    model = llama().to("meta", torch.bfloat16)
-    prepare(model)
+    model.to("meta", torch.bfloat16)
     line = line_of(ids(20), [ids(3), ids(40)]).to(torch.device("meta"))
     hidden = Reader(model.model)(line, torch.arange(20, 63, device="meta"))
     hidden.sum().backward()

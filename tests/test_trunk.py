@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
     CohereConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -12,7 +13,11 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
     Qwen2Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
 )
 
 from turnwise.attention import ATTENTION
@@ -123,7 +128,7 @@ def test_sliding_windows_are_refused(config):
 
 
 def test_a_window_that_is_not_used_is_none():
-    model = AutoModelForCausalLM.from_config(MistralConfig(**SMALL, sliding_window=None))
+    model = AutoModelForCausalLM.from_config(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=None))
     prepare(model)
     assert model.config._attn_implementation == ATTENTION
 
@@ -139,6 +144,26 @@ def test_a_window_that_is_not_used_is_none():
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(config, name):
     with pytest.raises(ValueError, match=rf"{config.model_type} changes its logits \({name}\)"):
         prepare(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("config", [StableLmConfig(**SMALL, num_key_value_heads=4), BertConfig(**SMALL)])
+def test_a_model_that_reads_a_line_otherwise_than_its_rows_is_refused(config):
+    """The one loses what it is told of the rows on the way to attention, the other looks ahead."""
+    config.initializer_range = 0.2
+    with pytest.raises(ValueError, match=f"{config.model_type} cannot be trained .* otherwise than each by itself"):
+        prepare(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("kind", [MixtralConfig, OlmoeConfig, Qwen3MoeConfig])
+def test_mixtures_of_experts_read_lines(kind):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(kind(**SMALL, num_key_value_heads=2, head_dim=8, num_experts_per_tok=2))
+    rests = [ids(3), ids(9)]
+    with torch.no_grad():
+        expected = [model.model(torch.cat([ids(5), rest])[None]).last_hidden_state[0, -1] for rest in rests]
+        prepare(model)
+        found = Reader(model.model)(line_of(ids(5), rests), torch.tensor([7, 16]))
+    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
 
 
 def test_a_scale_of_one_changes_nothing():

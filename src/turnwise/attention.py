@@ -81,15 +81,16 @@ class _InTurn:
         self._cuts = flash.Cuts(own, seen, line.tokens.device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        return self.attend_flat(query, key, value, scale)[None]
+        query, memory = query[0].transpose(0, 1), torch.cat([key[0], value[0]]).transpose(0, 1)
+        return self.attend_flat(query, memory, scale)[None]
 
-    def attend_flat(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """[N, heads, d] of queries [N, heads, d], keys and values [N, groups, d]."""
-        return self._cuts.attend(query, self._seen(key), self._seen(value), scale)
+    def attend_flat(self, query: Tensor, memory: Tensor, scale: float | None) -> Tensor:
+        """[N, heads, d] of queries [N, heads, d], and of keys and values [N, 2 groups, d]."""
+        key, value = self._seen(memory).chunk(2, 1)
+        return self._cuts.attend(query, key, value, scale)
 
     def _seen(self, line: Tensor) -> Tensor:
-        """[K, groups, d] of [N, groups, d]"""
+        """[K, 2 groups, d] of [N, 2 groups, d]"""
         return line if self._paths is None else _looked_up(line.flatten(1), self._paths).unflatten(1, line.shape[1:])
 
 

@@ -170,13 +170,12 @@ class _OnGPU(_Reading):
         self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         heads = self._product(given, [layer.query, *layer.memory]).unflatten(1, (-1, self.size))
-        parts = self.heads, self.groups, self.groups
         if layer.head_norms[0] is not None:
-            *both, values = heads.split(parts, 1)
+            *both, values = heads.split((self.heads, self.groups, self.groups), 1)
             normed = [self._norm(x.float(), norm, self.kind) for x, norm in zip(both, layer.head_norms, strict=True)]
             heads = torch.cat([*normed, values], 1)
-        queries, keys, values = kernels.rotated_halves(heads, *self.angles, self.groups).split(parts, 1)
-        found = self.rows.attend_flat(queries, keys, values, None).flatten(1)
+        turned = kernels.rotated_halves(heads, *self.angles, self.groups)
+        found = self.rows.attend_flat(*turned.split((self.heads, 2 * self.groups), 1), None).flatten(1)
         return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
 
 

@@ -23,8 +23,9 @@ def in_one(formula: F) -> F:
     def compute(first: Tensor, *rest: Any) -> Any:
         if not first.is_cuda:
             return formula(first, *rest)
-        # Whether anything learns makes no difference here, and another number of tokens is no reason to compile anew.
-        given = [x.detach() if isinstance(x, Tensor) and x.requires_grad else x for x in (first, *rest)]
+        # Whether anything learns, or is a parameter, makes no difference, and another number of tokens is no reason to
+        # compile anew.
+        given = [x.detach() if isinstance(x, Tensor) else x for x in (first, *rest)]
         for x in given:
             if isinstance(x, Tensor) and x.dim() and len(x) == len(first):
                 torch._dynamo.maybe_mark_dynamic(x, 0)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from turnwise import fused
 from turnwise.attention import ATTENTION, Layout
 from turnwise.kernels import padded
-from turnwise.lines import Line
+from turnwise.lines import Line, paths
 
 _AFTER_THE_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
@@ -27,6 +27,8 @@ def prepare(model: PreTrainedModel) -> None:
     One whose attention is not the plain causal one, or whose logits are not what its head says, is a ValueError.
     """
     config = model.config.get_text_config()
+    if config._attn_implementation == ATTENTION:
+        return  # it has learned to
     plain = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"  # of older configs
     kinds = set(getattr(config, "layer_types", None) or [plain])
     if kinds != {"full_attention"} or not model._supports_sdpa or not model._can_set_attn_implementation():
@@ -44,6 +46,31 @@ def prepare(model: PreTrainedModel) -> None:
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
+    try:
+        _try(model)
+    except Exception as error:  # of modules that know of no lines
+        raise refusal(model, error) from error
+
+
+def refusal(model: PreTrainedModel, error: Exception) -> ValueError:
+    """What to say where trying a model ended in an error."""
+    return ValueError(
+        f"model: {model.config.get_text_config().model_type} cannot be trained and sampled in this process ({error}); "
+        "choose another kind of model, such as Llama, Mistral, Qwen2 or Qwen3"
+    )
+
+
+@torch.no_grad()
+def _try(model: PreTrainedModel) -> None:
+    """A ValueError where a line is read otherwise than its rows are: modules may not hand on what they are told."""
+    rows, places = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]]), torch.tensor([3, 5])
+    alone = torch.cat([model(row[None].to(model.device), use_cache=False).logits[0, -1:] for row in rows])
+    tokens, positions = torch.arange(6), torch.tensor([0, 1, 2, 3, 2, 3])
+    own, known = torch.tensor([4, 2]), torch.tensor([0, 2])
+    line = Line(tokens, positions, own, own + known, paths(own, known)).to(model.device)
+    together = model.get_output_embeddings()(Reader(model.get_decoder())(line, places.to(model.device)))
+    if not torch.allclose(alone, together, rtol=0, atol=0.01 * float(alone.abs().max())):
+        raise ValueError("it reads texts that lie behind one another otherwise than each by itself")
 
 
 class Reader:
@@ -87,10 +114,10 @@ def last_mlp_at(trunk: nn.Module, places: tuple[Tensor, Tensor]) -> Iterator[Non
 
     def gather(_: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
         whole.append(given[0])
-        return nn.functional.pad(given[0][places], (0, 0, 0, padded(len(places[0])) - len(places[0])))
+        return nn.functional.pad(given[0][places], (0, 0, 0, padded(len(places[0])) - len(places[0])))[None]
 
     def scatter(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return torch.zeros_like(whole.pop(), dtype=output.dtype).index_put(places, output[: len(places[0])])
+        return torch.zeros_like(whole.pop(), dtype=output.dtype).index_put(places, output[0, : len(places[0])])
 
     hooks = mlp.register_forward_pre_hook(gather), mlp.register_forward_hook(scatter)
     try:

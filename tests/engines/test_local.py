@@ -13,6 +13,7 @@ import torch
 from helpers import play_config
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import OPTConfig, OPTForCausalLM
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
@@ -693,3 +694,11 @@ def test_more_luck_never_draws_an_earlier_token(row, luck):
     cumulative = torch.softmax(logits[0].double(), -1).cumsum(-1)
     assert luck <= cumulative[token] + 1e-6
     assert luck >= (cumulative[token - 1] if token else 0) - 1e-6
+
+
+def test_a_model_that_wants_another_cache_is_refused():
+    config = OPTConfig(
+        vocab_size=50, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    with pytest.raises(ValueError, match=r"opt cannot be trained and sampled in this process \(.*Cache"):
+        LocalEngine(OPTForCausalLM(config).eval(), frozenset(), nullcontext())

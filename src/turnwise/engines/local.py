@@ -25,7 +25,7 @@ from turnwise.engines.decoder import Decoder
 from turnwise.engines.replay import Replay
 from turnwise.engines.reply import Reply
 from turnwise.engines.sampler import sample
-from turnwise.trunk import last_mlp_at, prepare
+from turnwise.trunk import last_mlp_at, prepare, refusal
 from turnwise.types import Generation, Sampling
 
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
@@ -91,6 +91,22 @@ class LocalEngine:
         self._cache_named = "cache" if "cache" in known else "past_key_values"  # as older transformers have it
         self._paused = False
         self._driver: asyncio.Task[None] | None = None
+        if self._decoder is None:
+            self._try()
+
+    @torch.inference_mode()
+    def _try(self) -> None:
+        """A ValueError where the model does not go on from what it has read: modules may want another cache."""
+        try:
+            self._cache.reserve(1, 3)
+            self._cache.admit([0, 1])
+            self._read(0, [[0, 1]])
+            found, alone = self._read(0, [[2]]), self.model(torch.tensor([[0, 1, 2]], device=self.model.device))
+            if not torch.allclose(found, alone.logits[0, -1:], rtol=0, atol=0.01 * float(found.abs().max())):
+                raise ValueError("it goes on otherwise than it reads the whole")
+        except Exception as error:
+            raise refusal(self.model, error) from error
+        self._cache = Cache(self.model.device)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """The weights are the trainer's and already here; what was read with them before is forgotten.
@@ -200,7 +216,7 @@ class LocalEngine:
         with nullcontext() if every else last_mlp_at(trunk, (rows, columns)):
             given = {"attention_mask": mask, "position_ids": positions, self._cache_named: self._cache}
             output = trunk(ids, **given, use_cache=True)
-        return self.model.lm_head(output.last_hidden_state[rows, columns]).float()
+        return self.model.get_output_embeddings()(output.last_hidden_state[rows, columns]).float()
 
     def _replayed(self, tokens: Sequence[int]) -> Tensor:
         """Read the next token of every row; returns the logits [R, V] after it."""
