@@ -167,27 +167,47 @@ def test_the_table_names_players_and_what_else_differs(tmp_path):
 
 def test_samples_of_other_data_are_other_levels_and_another_evaluation(tmp_path):
     def asked(name: str, seed: int) -> Folder:
-        data = {"generate": {"use": "arithmetic", "test": 4, "seed": seed}}
+        data = {"generate": {"use": "arithmetic", "test": 4, "seed": seed}, "prompt_key": "question"}
         suite = {"x": parse_config({"data": data, **SCORED, "evaluation": {"episodes": 1}})}
         return Folder(tmp_path / name, protocol_of("mine", "", suite))
 
     for name, seed in (("a", 0), ("b", 1)):
         asked(name, seed).add(("mine", "x"), Record("data", 0, 7, True, 1.0, 1.0, 1, 1, {}, 0))
-    with pytest.raises(ValueError, match=r"same levels: x\.data\.generate\.seed was 0, now is 1"):
+    with pytest.raises(ValueError, match=r"same levels: x\.samples was "):
         compare(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ValueError, match=r"data\.generate\.seed was 0, now is 1"):
         asked("a", 1)
 
 
-@pytest.mark.parametrize(("test", "same"), [("test.jsonl", True), (None, False)])
+@pytest.mark.parametrize(("test", "same"), [(True, True), (False, False)])
 def test_what_is_trained_on_makes_no_other_levels_unless_they_are_held_out_of_it(tmp_path, test, same):
-    for name, train in (("a", {"train": "some.jsonl", "max_samples": 1}), ("b", {"train": "more.jsonl"})):
-        data = {**train, **({"test": test} if test else {})}
+    for name in ("some", "more", "test"):
+        rows = [json.dumps({"prompt": f"{name} {number}"}) for number in range(50)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    for name, train in (("a", {"train": "some", "max_samples": 1}), ("b", {"train": "more"})):
+        data = {**train, "train": f"{tmp_path}/{train['train']}.jsonl"}
+        data |= {"test": f"{tmp_path}/test.jsonl"} if test else {"held_out": 0.2}
         suite = {"x": parse_config({"data": data, **SCORED, "evaluation": {"episodes": 1}})}
         folder = Folder(tmp_path / name, protocol_of("mine", "", suite))
         folder.add(("mine", "x"), Record("data", 0, 7, True, 1.0, 1.0, 1, 1, {}, 0))
     if same:
         assert compare(tmp_path / "a", tmp_path / "b")[-1].ties == 1
     else:
-        with pytest.raises(ValueError, match=r"same levels: x\.data\.train"):
+        with pytest.raises(ValueError, match=r"same levels: x\.samples was "):
             compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_other_rows_under_the_same_name_are_another_evaluation(tmp_path):
+    data = {"train": [str(tmp_path / "train.jsonl")], "test": str(tmp_path / "test.jsonl")}
+    (tmp_path / "train.jsonl").write_text('{"prompt": "What?"}\n')
+
+    def asked() -> Folder:
+        suite = {"x": parse_config({"data": data, **SCORED, "evaluation": {"episodes": 1}})}
+        return Folder(tmp_path / "out", protocol_of("mine", "", suite))
+
+    (tmp_path / "test.jsonl").write_text('{"prompt": "Where?"}\n')
+    asked().add(("mine", "x"), Record("data", 0, 7, True, 1.0, 1.0, 1, 1, {}, 0))
+    assert asked().episodes
+    (tmp_path / "test.jsonl").write_text('{"prompt": "When?"}\n')
+    with pytest.raises(ValueError, match=r"another player or configuration \(environments\.x\.samples was "):
+        asked()

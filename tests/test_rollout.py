@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
@@ -25,6 +26,7 @@ from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.failures import EpisodeFailure
 from turnwise.memory.window import Window
+from turnwise.parse import ThinkAct
 from turnwise.render import Renderer
 from turnwise.types import Action, Ending, Generation, Message, Observation, Segment, Turn
 
@@ -1138,17 +1140,54 @@ def test_numbers_and_numpy_say_yes_and_no_too(renderer):
 
 
 class Amnesic:
-    """A memory that forgets to answer."""
+    """A memory that forgets what to answer."""
 
     span = 1
 
+    def __init__(self, answer: Any = None):
+        self.answer = answer
+
     async def prompt(self, *_: Any) -> Any:
-        return None
+        return self.answer
 
 
-def test_a_memory_that_answers_nothing_is_a_mistake(renderer):
-    with pytest.raises(ValueError, match="memory: Amnesic answers with None; let it be a list of messages"):
-        play(renderer, memory={"use": f"{__name__}:Amnesic"})
+@pytest.mark.parametrize(
+    "answer", [None, [], ["Go on."], [{"content": "Go on."}], [{"role": "user"}], [{"role": "alien", "content": ""}]]
+)
+def test_a_memory_that_answers_no_messages_is_a_mistake(renderer, answer):
+    told = re.escape(f"memory: Amnesic answers with {answer!r}; let it be a list of messages")
+    with pytest.raises(ValueError, match=told):
+        play(renderer, memory={"use": f"{__name__}:Amnesic", "answer": answer})
+
+
+class Searching(ThinkAct):
+    """Answers with what `str.find` says of a reply without a marker, or with a text."""
+
+    def parse(self, text: str) -> Any:
+        return text if text == "yes" else replace(super().parse(text), start=text.find("ACTION"))
+
+
+@pytest.mark.parametrize("reply", ["yes", "no"])
+def test_a_parser_that_answers_otherwise_than_it_is_to_is_a_mistake(renderer, reply):
+    with pytest.raises(ValueError, match=f"parser: Searching answers with .*; .* here from 0 to {len(reply)}"):
+        play(renderer, [reply], parser=f"{__name__}:Searching")
+
+
+class Eager:
+    """A memory that asks, and thinks that nothing can go wrong."""
+
+    span = 1
+
+    async def prompt(self, past: Any, index: int, observation: Observation, ask: Any) -> list[Any]:
+        with contextlib.suppress(Exception):
+            await ask([{"role": "user", "content": "What now?"}])
+        return [{"role": "user", "content": observation.text}]
+
+
+def test_a_memory_that_catches_everything_is_bootstrapped_from_its_question_too(renderer):
+    (segments,) = play(renderer, memory={"use": f"{__name__}:Eager"})
+    cut = [one for one in segments if one.end != "terminated"]
+    assert cut and all("What now?" in renderer.text(one.final_prompt_ids) for one in cut)
 
 
 class Spaceless(gymnasium.Env[str, str]):
@@ -1682,7 +1721,23 @@ class Secretive(Twofold):
 
 def test_an_agent_that_tells_no_end_is_a_mistake(renderer):
     config = play_config(agent={"use": f"{__name__}:Secretive"}, rollout={"n_env": 1, "e_len": 20})
-    told = r"^agent: Secretive ends with None; let run return an Ending$"
+    told = r"^agent: Secretive ends with None; let run return an Ending of token ids"
+    with closing(Collector(config, renderer)) as collector, pytest.raises(ValueError, match=told):
+        collector.collect(Scripted(renderer, ["yes"]))
+
+
+class Cancelled(Twofold):
+    """Waits for a task that it has cancelled."""
+
+    async def run(self, session: Any) -> Any:
+        helper = asyncio.ensure_future(asyncio.sleep(9))
+        asyncio.get_running_loop().call_soon(helper.cancel)
+        await helper
+
+
+def test_an_agent_that_is_cancelled_by_itself_fails(renderer):
+    config = play_config(agent={"use": f"{__name__}:Cancelled"}, environment={"max_failures": 3})
+    told = r"the agent of .* was cancelled by itself \(3 times in a row"
     with closing(Collector(config, renderer)) as collector, pytest.raises(ValueError, match=told):
         collector.collect(Scripted(renderer, ["yes"]))
 

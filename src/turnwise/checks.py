@@ -123,6 +123,8 @@ def critic_is_needed(config: Config) -> None:
             f"advantage.use is {use!r}, which does not say what it needs; give it the class attributes "
             "critic, groups and whiten, each True or False"
         )
+    if not callable(estimator):
+        raise ValueError(f"advantage.use is {use!r}, which cannot be called with streams; give it a __call__")
     if estimator.critic and config.model.critic == "none":
         raise ValueError(
             f"advantage.use={use} reads values, which model.critic=none does not have; "

@@ -9,13 +9,13 @@ from every slot, and ends with the longest of them.
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from turnwise.agents.shared import Shared
 from turnwise.batch_loop import BatchLoop
 from turnwise.config import Config
-from turnwise.data import drawn
+from turnwise.data import drawn, fingerprint
 from turnwise.groups import filter_groups
 from turnwise.protocols import Codec, Engine, Pausable
 from turnwise.seeds import episode_seed
@@ -47,6 +47,8 @@ class Collector:
                 kept = {"written": partial(self._written, index), "traced": partial(self._traced, group)}
                 slot = Slot(index, task, config, codec, self._shared, levels, luck, group, **kept)
                 self.slots.append(slot)
+            if config.data is not None:
+                self.slots[0].agents.refuse_strangers((*self._shared.data.train, *self._shared.data.test))
         except BaseException:
             self.close()
             raise
@@ -139,6 +141,11 @@ class Collector:
             newest = max(slot.episode.number for slot in group)
             for slot in group:
                 slot.episode.number = newest
+
+    @cached_property
+    def samples(self) -> str:
+        """Tells the training samples from others."""
+        return fingerprint(self._shared.data.train) if self.config.data else ""
 
     @property
     def left_out(self) -> int:

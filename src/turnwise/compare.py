@@ -84,10 +84,8 @@ def _same_environments(a: Path, b: Path) -> None:
 
 def _levels(keys: dict[str, Any]) -> dict[str, Any]:
     """Of the keys of an environment, those that its levels depend on."""
-    data = keys.get("data") or {}
-    idle = {"max_samples", *(("train",) if data.get("held_out") is None else ())}  # they say what is trained on alone
-    data = {key: value for key, value in data.items() if key not in idle}
-    return {**{key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}, "data": data}
+    made = {key: keys["environment"][key] for key in ("id", "kwargs", "tasks")}
+    return {**made, "samples": keys.get("samples")}  # None where there is no data
 
 
 def _difference(environment: str, task: str, pairs: Sequence[Pair], alone: Set[LevelKey]) -> Difference:

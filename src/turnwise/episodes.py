@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise import files
 from turnwise.config import Config
+from turnwise.data import fingerprint, load_data
 from turnwise.recipe import differences
 
 
@@ -50,11 +51,14 @@ _ANSWERED = _PLAYED | {"data", "reward", "agents"}  # where samples are answered
 
 
 def protocol_of(player: str, weights: str, environments: Mapping[str, Config]) -> Protocol:
-    dumps = {
-        name: config.model_dump(mode="json", include=_ANSWERED if config.data else _PLAYED)
-        for name, config in environments.items()
-    }
-    return Protocol(player, weights, dumps)
+    return Protocol(player, weights, {name: _dump(config) for name, config in environments.items()})
+
+
+def _dump(config: Config) -> dict[str, Any]:
+    if config.data is None:
+        return config.model_dump(mode="json", include=_PLAYED)
+    samples = fingerprint(load_data(config.data).test)
+    return {**config.model_dump(mode="json", include=_ANSWERED), "samples": samples}
 
 
 class Folder:

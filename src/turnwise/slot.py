@@ -11,6 +11,7 @@ since only then is it known what follows it; and sure turns alone are *cut* off 
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -19,6 +20,7 @@ from turnwise.agents import Agents
 from turnwise.agents.shared import Shared
 from turnwise.config import Config
 from turnwise.failures import EpisodeFailure, NeighbourFailure
+from turnwise.figures import finite
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive
 from turnwise.session import KnownReply, SlotSession
@@ -167,8 +169,15 @@ class Slot:
             ending = await self.agent.run(self._session())
         except ExceptionGroup as errors:  # of an agent that asks several questions side by side
             raise errors.exceptions[0] from None
-        if not isinstance(ending, Ending):
-            raise ValueError(f"agent: {type(self.agent).__name__} ends with {ending!r:.80}; let run return an Ending")
+        except asyncio.CancelledError as error:
+            if self._playing is None or self._playing.cancelling():
+                raise
+            raise EpisodeFailure(f"the agent of {self.name} was cancelled by itself") from error
+        if not _is_ending(ending):
+            raise ValueError(
+                f"agent: {type(self.agent).__name__} ends with {ending!r:.80}; let run return an Ending of token ids, "
+                "True, False or None, and a finite number or None"
+            )
         return ending
 
     def _session(self) -> SlotSession:
@@ -335,3 +344,12 @@ class Slot:
         if not back:
             self.episode = Episode(self.episode.number)
         return back
+
+
+def _is_ending(given: Any) -> bool:
+    """Whether somebody's agent ends an episode as it is to."""
+    if not isinstance(given, Ending) or isinstance(given.final_prompt_ids, str):
+        return False
+    ids = all(isinstance(token, Integral) and token >= 0 for token in given.final_prompt_ids)
+    told = given.progression is None or finite(given.progression) is not None
+    return ids and told and given.success in (True, False, None)

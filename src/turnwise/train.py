@@ -72,7 +72,7 @@ class Training:
             self.policy.checkpoint_activations()
         self.optimizers = Optimizers(self.policy, config.update)
         self.advantage: Advantage = config.advantage.make("advantage")
-        rehearse(self.advantage, config.update)
+        rehearse(config.advantage.make("advantage"), config.update)  # another one: what it sees is none of the run's
         with ExitStack() as refused:
             self.collector = refused.enter_context(closing(Collector(config, renderer)))
             self.recent = Recent(config.tasks)
@@ -115,7 +115,7 @@ class Training:
         clock.lap("update")
         progress.step += 1
         credited = measure_credit(batch, credit)
-        if not self.advantage.critic:
+        if self.advantage.groups:
             credited |= measure_groups(self.collector.tally.played)
         stats |= {"kl/coefficient": progress.kl_coefficient}
         self.adapt_kl(credited.get("kl/all", 0.0), sum(segment.acted for segment in segments))
@@ -237,6 +237,7 @@ class Training:
             tensors[f"{model}_optimizer"] = checkpoint.optimizer_tensors(optimizer)
         state = {
             "model": self.identity,
+            "samples": self.collector.samples,
             "progress": asdict(progress),
             "slots": self.collector.state(),
             "taken": self.optimizers.taken,
@@ -256,6 +257,10 @@ class Training:
         if newest is not None:
             tensors, state = checkpoint.load(newest)
             refuse_other(state["model"], self.identity, self.config.model.path, newest)
+            if state["samples"] != self.collector.samples:
+                raise ValueError(
+                    f"data holds other samples than when {newest} was made; give those, or begin a new run"
+                )
             checkpoint.load_parameters(self.policy, tensors["policy"])
             for model, optimizer in self.optimizers.named().items():
                 checkpoint.load_optimizer(optimizer, tensors[f"{model}_optimizer"])

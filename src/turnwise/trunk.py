@@ -65,6 +65,8 @@ def _try(model: PreTrainedModel) -> None:
     """A ValueError where a line is read otherwise than its rows are: modules may not hand on what they are told."""
     rows, places = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]]), torch.tensor([3, 5])
     alone = torch.cat([model(row[None].to(model.device), use_cache=False).logits[0, -1:] for row in rows])
+    if not alone.isfinite().all():
+        raise ValueError("its weights give no finite numbers")
     tokens, positions = torch.arange(6), torch.tensor([0, 1, 2, 3, 2, 3])
     own, known = torch.tensor([4, 2]), torch.tensor([0, 2])
     line = Line(tokens, positions, own, own + known, paths(own, known)).to(model.device)

@@ -5,7 +5,7 @@ Plain, frozen and complete when made, so that they can cross a process or a mach
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, get_args, get_type_hints
 
 
 class CalledFunction(TypedDict):
@@ -33,6 +33,14 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]  # of a tool's answer: the call that it answers
     name: NotRequired[str]  # of a tool's answer: the tool
     token_ids: NotRequired[Sequence[int]]
+
+
+ROLES: tuple[str, ...] = get_args(get_type_hints(Message)["role"])
+
+
+def is_message(given: Any) -> bool:
+    """Whether it has a role and a text, as all messages have."""
+    return isinstance(given, Mapping) and given.get("role") in ROLES and isinstance(given.get("content"), str)
 
 
 @dataclass(frozen=True, slots=True)

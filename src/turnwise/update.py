@@ -84,6 +84,8 @@ def _refuse_surprises(advantage: Advantage, estimate: Estimate, count: int) -> N
             "make the two agree"
         )
     for field, x in vars(estimate).items():
+        if not isinstance(x, Tensor | None):
+            raise ValueError(f"advantage: {name} answers with {field} in a {type(x).__name__}; make it a tensor")
         if x is not None and x.shape != (count,):
             raise ValueError(f"advantage: {name} answers with {field} of shape {list(x.shape)}; make it [{count}]")
         if x is not None and not x.isfinite().all():

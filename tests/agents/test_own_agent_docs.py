@@ -28,12 +28,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_page_has_a_command_for_each_agent(folder):
-    assert len(COMMANDS) == 4
+    assert len(COMMANDS) == 5
     assert {file.name for file in folder.iterdir()} == {
         "sums.py",
         "sums.yaml",
         "my_agent.py",
         "my_function.py",
+        "my_loop.py",
         "my_graph.py",
     }
 
@@ -48,6 +49,6 @@ def test_the_commands_run(folder, tiny_folder, line, capsys):
         (model / file.name).write_bytes(file.read_bytes())
     make_tokenizer(HERMES).save_pretrained(model)
     _, kind, *arguments = shlex.split(line.replace("command: python", f"command: {sys.executable}"))
-    patient = ["agent.timeout_s=600"] if "agent=" in line else []
+    patient = ["agent.timeout_s=600"] if "use: openai" in line or "use: langgraph" in line else []
     assert main([kind, *arguments, f"model.path={model}", *patient, *SMALL]) == 0, capsys.readouterr().err
     assert (folder / "runs" / "sums" / "metrics.jsonl").read_text().count("\n") == 1

@@ -31,7 +31,7 @@ from turnwise.envs.workers import Workers
 from turnwise.failures import EnvironmentFailure
 from turnwise.render import Renderer
 from turnwise.seeds import episode_seed
-from turnwise.types import Segment
+from turnwise.types import Observation, Segment
 
 KINDS = ["inline", "thread", "process"]
 
@@ -252,6 +252,21 @@ def test_a_key_of_an_observation_that_is_nearly_one_of_ours_is_refused():
     config = play_config(f"{__name__}:Misspelt", environment={"kwargs": {"kind": "array"}})
     with pytest.raises(EnvironmentFailure, match="'instruction', which nobody sees; did you mean 'instructions'"):
         CheckedEnvironment(config.environment, "Misspelt", "").reset(0)
+
+
+class Bare(Listed):
+    """Has nothing to tell beside what it shows."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"text": "a door", "cue": None, "instructions": 5 if seed else None}, {}
+
+
+def test_nothing_is_no_text_and_a_number_is_refused():
+    config = play_config(f"{__name__}:Bare", environment={"kwargs": {"kind": "array"}})
+    environment = CheckedEnvironment(config.environment, "Bare", "Well?")
+    assert environment.reset(0) == Observation("a door", "Well?", "")
+    with pytest.raises(EnvironmentFailure, match="its observation has 5 as instructions, which is no text"):
+        environment.reset(1)
 
 
 def test_a_set_of_actions_is_refused_since_its_order_is_another_in_each_process(pools):

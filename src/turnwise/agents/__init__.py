@@ -1,5 +1,7 @@
 """How an episode is played, one way a file."""
 
+from collections.abc import Iterable
+
 from turnwise.components import COMPONENTS, Component, nearest
 from turnwise.protocols import Agent, Setting
 from turnwise.types import Sample
@@ -24,8 +26,26 @@ class Agents:
             made = component.make("agent", setting=self._setting)
             if not callable(getattr(made, "run", None)):
                 raise ValueError(f"agent.use is {component.use!r}, which has no method run(session); give it one")
+            self._refuse_deaf(component)
             self._made[name] = made
         return self._made[name]
+
+    def refuse_strangers(self, samples: Iterable[Sample]) -> None:
+        """A ValueError where one names an agent that there is not."""
+        for sample in samples:
+            try:
+                self._component(sample.agent)
+            except ValueError as error:
+                raise ValueError(f"{sample.place}: {error}") from error
+
+    def _refuse_deaf(self, component: Component) -> None:
+        """A ValueError where there is a reward function, and the agent never asks it."""
+        reward = self._setting.config.reward
+        if reward is not None and not self._setting.shared.has("reward"):
+            raise ValueError(
+                f"reward.use={reward.use} would never be asked by agent.use={component.use}; let that make a "
+                "turnwise.agents.judge.Judge of its setting, or leave the reward out"
+            )
 
     def _component(self, name: str) -> Component:
         config = self._setting.config

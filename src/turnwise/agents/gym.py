@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from turnwise.envs.host import Host
 from turnwise.failures import EnvironmentFailure
 from turnwise.protocols import ActionParser, Memory, Session, Setting
-from turnwise.types import Action, Ending, Feedback, Message, Observation, Turn
+from turnwise.types import ROLES, Action, Ending, Feedback, Message, Observation, Status, Turn, is_message
 
 
 @dataclass
@@ -105,6 +105,11 @@ class Gym:
     async def _understand(self, text: str) -> Action:
         """What a reply means: what the parser cannot read may be a near-miss that the environment knows."""
         action = self.parser.parse(text)
+        if not _is_of(action, text):
+            raise ValueError(
+                f"parser: {type(self.parser).__name__} answers with {action!r:.200}; let it be an Action, whose status "
+                f"is valid or invalid and whose start is a place in the reply, here from 0 to {len(text)}"
+            )
         meaning = await self.host.translate(action.said) if action.status == "invalid" else None
         return replace(action, text=meaning, status="translated") if meaning else action
 
@@ -149,6 +154,12 @@ class Gym:
         """The prompt by such a past; one that is too long, or such a question, is a _TooLong."""
 
         def fitting(messages: list[Message]) -> tuple[int, ...]:
+            if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
+                name = type(self.memory).__name__
+                raise ValueError(
+                    f"memory: {name} answers with {messages!r:.200}; let it be a list of messages, each with a role, "
+                    f"one of {', '.join(ROLES)}, and a text as its content"
+                )
             prompt = self.codec.prompt(messages)
             if len(prompt) > self.config.rollout.max_prompt_tokens:
                 raise _TooLong(len(prompt))
@@ -158,9 +169,6 @@ class Gym:
             return await ask(fitting(messages))
 
         messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
-        if not isinstance(messages, list) or not messages:
-            name = type(self.memory).__name__
-            raise ValueError(f"memory: {name} answers with {messages!r:.80}; let it be a list of messages")
         return fitting(messages)
 
     async def _next_prompt(self, standing: Standing) -> tuple[int, ...]:
@@ -202,11 +210,17 @@ class Gym:
         return True
 
 
-class _Asked(Exception):
-    """A memory asked the model while only the next prompt was wanted."""
+class _Asked(BaseException):
+    """A memory asked the model while only the next prompt was wanted. No error, so that no memory catches it."""
 
     def __init__(self, question: tuple[int, ...]):
         self.question = question
+
+
+def _is_of(action: Any, text: str) -> bool:
+    """Whether somebody's parser answers as it is to."""
+    known = isinstance(action, Action) and action.status in get_args(Status)
+    return known and isinstance(action.start, int) and 0 <= action.start <= len(text)
 
 
 async def _halt(question: tuple[int, ...]) -> str:

@@ -42,5 +42,4 @@ class Judge:
         session.reward(score.value)
         for name, value in score.metrics.items():
             session.count(f"reward/{name}", value)
-        won = score.value >= 1
-        return Ending((), success=won, progression=float(won))
+        return Ending((), success=score.value >= 1, progression=min(max(score.value, 0.0), 1.0))

@@ -27,6 +27,10 @@ class Shared:
             self._made[name] = make()
         return self._made[name]
 
+    def has(self, name: str) -> bool:
+        """Whether it was made."""
+        return name in self._made
+
     @property
     def data(self) -> Data:
         """The samples that the recipe names."""

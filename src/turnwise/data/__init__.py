@@ -1,8 +1,9 @@
 """Samples for agents that play no environment, split so that training never sees a test."""
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from turnwise.config import DataConfig
@@ -12,7 +13,7 @@ from turnwise.data.samples import to_sample
 from turnwise.seeds import derive
 from turnwise.types import Sample
 
-__all__ = ["Data", "drawn", "load_data"]
+__all__ = ["Data", "drawn", "fingerprint", "load_data"]
 
 Split = Literal["train", "test"]
 
@@ -43,6 +44,12 @@ def load_data(config: DataConfig) -> Data:
         if not samples:
             raise ValueError(f"data holds no {split} samples whose prompt is in no other split; check data.{split}")
     return Data(kept[: config.max_samples], tuple(test), len(train) - len(kept))
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """Tells samples from others, wherever they stood."""
+    told = repr([replace(sample, place="") for sample in samples])
+    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _samples(config: DataConfig, split: Split) -> Iterator[Sample]:

@@ -17,14 +17,12 @@ Where both spellings stand in one row they must say the same.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from turnwise.data.read import Place, Row, from_json
-from turnwise.types import Message, MessageCall, Sample
+from turnwise.types import ROLES, Message, MessageCall, Sample
 
-_FIELDS = get_type_hints(Message)
-_ROLES = get_args(_FIELDS["role"])
-_FROM_DISK = set(_FIELDS) - {"token_ids"}  # ids belong to the model that sampled them
+_FROM_DISK = set(get_type_hints(Message)) - {"token_ids"}  # ids belong to the model that sampled them
 
 
 def to_sample(place: Place, row: Any, index: int, prompt_key: str = "prompt") -> Sample:
@@ -83,9 +81,9 @@ def _messages(column: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"column {column} is {value!r:.80}; write a text or a list of messages")
     for number, message in enumerate(value, 1):
-        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise ValueError(
-                f"column {column}: message {number} is {message!r:.80}; it needs a role, one of {', '.join(_ROLES)}"
+                f"column {column}: message {number} is {message!r:.80}; it needs a role, one of {', '.join(ROLES)}"
             )
         if strange := message.keys() - _FROM_DISK:
             raise ValueError(f"column {column}: message {number} has {', '.join(strange)}, which no message has here")

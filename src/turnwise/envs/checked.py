@@ -190,9 +190,13 @@ class CheckedEnvironment:
         for key in parts.keys() - _SHOWN:
             if meant := difflib.get_close_matches(str(key), _SHOWN - parts.keys(), n=1, cutoff=0.8):
                 raise EnvironmentFailure(f"its observation has {key!r}, which nobody sees; did you mean {meant[0]!r}?")
-        cue = "\n".join(part for part in (str(parts.get("cue", "")), self._cue) if part)
-        instructions = str(parts.get("instructions", self.config.instructions))
-        shown = Observation(*(encodable(part) for part in (text, cue, instructions)))
+        beside = {"cue": "", "instructions": self.config.instructions}
+        for key in beside:
+            if not isinstance(told := parts.get(key), str | None):
+                raise EnvironmentFailure(f"its observation has {told!r:.80} as {key}, which is no text")
+            beside[key] = beside[key] if told is None else told
+        cue = "\n".join(part for part in (beside["cue"], self._cue) if part)
+        shown = Observation(*(encodable(part) for part in (text, cue, beside["instructions"])))
         characters = len(shown.text) + len(shown.cue) + len(shown.instructions)
         if characters > MAX_CHARACTERS:
             raise EnvironmentFailure(f"its observation has {characters:,} characters, more than {MAX_CHARACTERS:,}")

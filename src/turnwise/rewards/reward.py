@@ -22,7 +22,7 @@ from typing import Any
 
 from turnwise.calling import Overrun, bounded, invoke
 from turnwise.config import RewardConfig
-from turnwise.failures import EpisodeFailure
+from turnwise.failures import EpisodeFailure, place
 from turnwise.figures import finite, shown
 from turnwise.types import Message, Sample
 
@@ -63,7 +63,7 @@ class Reward:
             raise RewardFault(f"reward {self.name} did not answer within {self.timeout_s:g} s") from error
         except Exception as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise RewardFault(f"reward {self.name} failed on sample {sample.index}: {said}") from error
+            raise RewardFault(f"reward {self.name} failed on sample {sample.index}: {said}{place(error)}") from error
         return self._checked(answer)
 
     def _checked(self, answer: Any) -> Score:
