@@ -11,6 +11,7 @@ from turnwise.components import COMPONENTS, Component
 
 if TYPE_CHECKING:
     from turnwise.config import Config
+    from turnwise.protocols import Advantage
 
 
 def check(config: Config) -> None:
@@ -117,7 +118,8 @@ def secrets_are_known(config: Config) -> None:
 
 def critic_is_needed(config: Config) -> None:
     """The estimator has the critic that it reads, and without one nothing is set that only a critic heeds."""
-    use, estimator = config.advantage.use, config.advantage.make("advantage")
+    use = config.advantage.use
+    estimator: Advantage = config.advantage.make("advantage")
     if not all(isinstance(getattr(estimator, name, None), bool) for name in ("critic", "groups", "whiten")):
         raise ValueError(
             f"advantage.use is {use!r}, which does not say what it needs; give it the class attributes "

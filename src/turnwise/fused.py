@@ -175,7 +175,8 @@ class _OnGPU(_Reading):
             normed = [self._norm(x.float(), norm, self.kind) for x, norm in zip(both, layer.head_norms, strict=True)]
             heads = torch.cat([*normed, values], 1)
         turned = kernels.rotated_halves(heads, *self.angles, self.groups)
-        found = self.rows.attend_flat(*turned.split((self.heads, 2 * self.groups), 1), None).flatten(1)
+        queries, memory = turned.split((self.heads, 2 * self.groups), 1)
+        found = self.rows.attend_flat(queries, memory, None).flatten(1)
         return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
 
 

@@ -249,7 +249,7 @@ class Policy(nn.Module):
     def _judge(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.
         count, missing = len(hidden), padded(len(hidden)) - len(hidden)
-        logits = model.get_output_embeddings()(nn.functional.pad(hidden, (0, 0, 0, missing)))
+        logits = model.lm_head(nn.functional.pad(hidden, (0, 0, 0, missing)))
         logprobs, entropy = judged(logits, nn.functional.pad(targets, (0, missing)), self.temperature)
         return logprobs[:count], entropy[:count]
 

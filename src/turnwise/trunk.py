@@ -70,7 +70,7 @@ def _try(model: PreTrainedModel) -> None:
     tokens, positions = torch.arange(6), torch.tensor([0, 1, 2, 3, 2, 3])
     own, known = torch.tensor([4, 2]), torch.tensor([0, 2])
     line = Line(tokens, positions, own, own + known, paths(own, known)).to(model.device)
-    together = model.get_output_embeddings()(Reader(model.get_decoder())(line, places.to(model.device)))
+    together = model.lm_head(Reader(model.get_decoder())(line, places.to(model.device)))
     if not torch.allclose(alone, together, rtol=0, atol=0.01 * float(alone.abs().max())):
         raise ValueError("it reads texts that lie behind one another otherwise than each by itself")
 

@@ -216,7 +216,7 @@ class LocalEngine:
         with nullcontext() if every else last_mlp_at(trunk, (rows, columns)):
             given = {"attention_mask": mask, "position_ids": positions, self._cache_named: self._cache}
             output = trunk(ids, **given, use_cache=True)
-        return self.model.get_output_embeddings()(output.last_hidden_state[rows, columns]).float()
+        return self.model.lm_head(output.last_hidden_state[rows, columns]).float()
 
     def _replayed(self, tokens: Sequence[int]) -> Tensor:
         """Read the next token of every row; returns the logits [R, V] after it."""
