@@ -102,7 +102,7 @@ class LocalEngine:
             self._cache.admit([0, 1])
             self._read(0, [[0, 1]])
             found, alone = self._read(0, [[2]]), self.model(torch.tensor([[0, 1, 2]], device=self.model.device))
-            if not torch.allclose(found, alone.logits[0, -1:], rtol=0, atol=0.01 * float(found.abs().max())):
+            if not torch.allclose(found, alone.logits[0, -1:].float(), rtol=0, atol=0.01 * float(found.abs().max())):
                 raise ValueError("it goes on otherwise than it reads the whole")
         except Exception as error:
             raise refusal(self.model, error) from error
