@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    BertConfig,
     CohereConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -17,6 +16,7 @@ from transformers import (
     OlmoeConfig,
     Qwen2Config,
     Qwen3MoeConfig,
+    RobertaConfig,
     StableLmConfig,
 )
 
@@ -146,7 +146,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(config, name)
         prepare(AutoModelForCausalLM.from_config(config))
 
 
-@pytest.mark.parametrize("config", [StableLmConfig(**SMALL, num_key_value_heads=4), BertConfig(**SMALL)])
+@pytest.mark.parametrize("config", [StableLmConfig(**SMALL, num_key_value_heads=4), RobertaConfig(**SMALL)])
 def test_a_model_that_reads_a_line_otherwise_than_its_rows_is_refused(config):
     """The one loses what it is told of the rows on the way to attention, the other looks ahead."""
     config.initializer_range = 0.2

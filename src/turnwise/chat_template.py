@@ -138,8 +138,10 @@ class ChatTemplate:
         return before, Sequel(close, end[1], text[len(close) :])
 
     def _seamed(self, message: dict[str, Any]) -> dict[str, Any]:
-        said = message["role"] != "assistant"
-        return {**message, "content": self._spelt.sub(rf"\g<0>{SEAM}", message["content"])} if said else message
+        """The message, in which nothing spells a special token, unless the model said it."""
+        if message["role"] == "assistant":
+            return message
+        return {**message, "content": self._spelt.sub(rf"\g<0>{SEAM}", message["content"])}
 
     def _after_call(
         self, calls: Sequence[MessageCall], following: Sequence[Message], tools: Tools, reply: bool

@@ -25,17 +25,16 @@ def in_one(formula: F) -> F:
             return formula(first, *rest)
         # Whether anything learns, or is a parameter, makes no difference, and another number of tokens is no reason to
         # compile anew.
-        given = [x.detach() if isinstance(x, nn.Parameter) or _learns(x) else x for x in (first, *rest)]
+        given = [
+            x.detach() if isinstance(x, nn.Parameter) or getattr(x, "requires_grad", False) else x
+            for x in (first, *rest)
+        ]
         for x in given:
             if isinstance(x, Tensor) and x.dim() and len(x) == len(first):
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         return _compiled(formula)(*given)
 
     return compute  # pyright: ignore[reportReturnType]
-
-
-def _learns(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.requires_grad
 
 
 @cache

@@ -46,22 +46,29 @@ def prepare(model: PreTrainedModel) -> None:
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0  # what is trained must be what was sampled, where nothing is dropped
+    with tried(model):
+        _read_a_line(model)
+
+
+@contextmanager
+def tried(model: PreTrainedModel) -> Iterator[None]:
+    """A ValueError that names the model where it fails in here: its modules may know of nothing that we do."""
     try:
-        _try(model)
-    except Exception as error:  # of modules that know of no lines
-        raise refusal(model, error) from error
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"model: {model.config.get_text_config().model_type} cannot be trained and sampled in this process "
+            f"({error}); choose another kind of model, such as Llama, Mistral, Qwen2 or Qwen3"
+        ) from error
 
 
-def refusal(model: PreTrainedModel, error: Exception) -> ValueError:
-    """What to say where trying a model ended in an error."""
-    return ValueError(
-        f"model: {model.config.get_text_config().model_type} cannot be trained and sampled in this process ({error}); "
-        "choose another kind of model, such as Llama, Mistral, Qwen2 or Qwen3"
-    )
+def alike(some: Tensor, others: Tensor) -> bool:
+    """Whether logits differ by no more than rounding does in any arithmetic."""
+    return torch.allclose(some.float(), others.float(), rtol=0, atol=0.01 * float(others.abs().max()))
 
 
 @torch.no_grad()
-def _try(model: PreTrainedModel) -> None:
+def _read_a_line(model: PreTrainedModel) -> None:
     """A ValueError where a line is read otherwise than its rows are: modules may not hand on what they are told."""
     rows, places = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]]), torch.tensor([3, 5])
     alone = torch.cat([model(row[None].to(model.device), use_cache=False).logits[0, -1:] for row in rows])
@@ -71,7 +78,7 @@ def _try(model: PreTrainedModel) -> None:
     own, known = torch.tensor([4, 2]), torch.tensor([0, 2])
     line = Line(tokens, positions, own, own + known, paths(own, known)).to(model.device)
     together = model.lm_head(Reader(model.get_decoder())(line, places.to(model.device)))
-    if not torch.allclose(alone, together, rtol=0, atol=0.01 * float(alone.abs().max())):
+    if not alike(together, alone):
         raise ValueError("it reads texts that lie behind one another otherwise than each by itself")
 
 

@@ -26,7 +26,7 @@ class Agents:
             made = component.make("agent", setting=self._setting)
             if not callable(getattr(made, "run", None)):
                 raise ValueError(f"agent.use is {component.use!r}, which has no method run(session); give it one")
-            self._refuse_deaf(component)
+            self._refuse_a_reward_unheard(component)
             self._made[name] = made
         return self._made[name]
 
@@ -38,7 +38,7 @@ class Agents:
             except ValueError as error:
                 raise ValueError(f"{sample.place}: {error}") from error
 
-    def _refuse_deaf(self, component: Component) -> None:
+    def _refuse_a_reward_unheard(self, component: Component) -> None:
         """A ValueError where there is a reward function, and the agent never asks it."""
         reward = self._setting.config.reward
         if reward is not None and not self._setting.shared.has("reward"):

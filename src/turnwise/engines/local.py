@@ -25,7 +25,7 @@ from turnwise.engines.decoder import Decoder
 from turnwise.engines.replay import Replay
 from turnwise.engines.reply import Reply
 from turnwise.engines.sampler import sample
-from turnwise.trunk import last_mlp_at, prepare, refusal
+from turnwise.trunk import alike, last_mlp_at, prepare, tried
 from turnwise.types import Generation, Sampling
 
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
@@ -92,20 +92,18 @@ class LocalEngine:
         self._paused = False
         self._driver: asyncio.Task[None] | None = None
         if self._decoder is None:
-            self._try()
+            with tried(model):
+                self._read_and_go_on()
 
     @torch.inference_mode()
-    def _try(self) -> None:
-        """A ValueError where the model does not go on from what it has read: modules may want another cache."""
-        try:
-            self._cache.reserve(1, 3)
-            self._cache.admit([0, 1])
-            self._read(0, [[0, 1]])
-            found, alone = self._read(0, [[2]]), self.model(torch.tensor([[0, 1, 2]], device=self.model.device))
-            if not torch.allclose(found, alone.logits[0, -1:].float(), rtol=0, atol=0.01 * float(found.abs().max())):
-                raise ValueError("it goes on otherwise than it reads the whole")
-        except Exception as error:
-            raise refusal(self.model, error) from error
+    def _read_and_go_on(self) -> None:
+        """A ValueError where that is not what the whole is read as: modules may want another cache."""
+        self._cache.reserve(1, 3)
+        self._cache.admit([0, 1])
+        self._read(0, [[0, 1]])
+        found, whole = self._read(0, [[2]]), self.model(torch.tensor([[0, 1, 2]], device=self.model.device))
+        if not alike(found, whole.logits[0, -1:]):
+            raise ValueError("it goes on otherwise than it reads the whole")
         self._cache = Cache(self.model.device)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:

@@ -18,7 +18,7 @@ _CHOICES = f"{', '.join(EMBEDDED)}, or the id of a model on the Hugging Face hub
 
 
 def locate(path: str) -> str:
-    """An embedded model by its name; everything else is a folder or a hub id as it stands."""
+    """An embedded model by its name; everything else is a folder, in which ~ is the home, or a hub id."""
     return str(EMBEDDED[path]) if path in EMBEDDED else os.path.expanduser(path)
 
 
