@@ -14,6 +14,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     OlmoeConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3MoeConfig,
     RobertaConfig,
@@ -143,6 +144,14 @@ def test_a_window_that_is_not_used_is_none():
 )
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(config, name):
     with pytest.raises(ValueError, match=rf"{config.model_type} changes its logits \({name}\)"):
+        prepare(AutoModelForCausalLM.from_config(config))
+
+
+def test_positions_that_depend_on_other_rows_are_refused():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = Phi3Config(**SMALL, sliding_window=None, pad_token_id=0, rope_parameters=rope)
+    with pytest.raises(ValueError, match=r"phi3 has positions \(longrope\)"):
         prepare(AutoModelForCausalLM.from_config(config))
 
 

@@ -126,8 +126,8 @@ class RolloutConfig(Keys):
     max_prompt_tokens: PositiveInt = 1024  # older turns are left out of a longer prompt
     max_reply_tokens: PositiveInt = 512
     temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)  # 0: off
+    top_p: float = Field(default=1.0, gt=0, le=1)  # below 1, ratios and divergences are still of the whole distribution
+    top_k: int = Field(default=0, ge=0)  # 0: off; else likewise
 
     @model_validator(mode="after")
     def _episodes_stand_alone(self) -> RolloutConfig:

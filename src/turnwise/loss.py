@@ -37,7 +37,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
 
 
 def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Unbiased estimate of the divergence from the reference on sampled tokens, in nats."""
+    """Estimate of the divergence from the reference, in nats; unbiased where tokens are sampled without filters."""
     return logprobs - reference
 
 

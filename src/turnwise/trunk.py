@@ -42,6 +42,11 @@ def prepare(model: PreTrainedModel) -> None:
             f"model: {config.model_type} changes its logits ({', '.join(changed)}), which is not done here; "
             "choose a model that takes them as its head gives them"
         )
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        raise ValueError(
+            f"model: {config.model_type} has positions (longrope) whose angles depend on the longest text that is read "
+            "with others; choose a model whose positions are each text's own"
+        )
     model.set_attn_implementation(ATTENTION)
     for part in model.modules():
         if isinstance(part, nn.Dropout):
