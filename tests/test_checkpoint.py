@@ -144,6 +144,16 @@ def test_a_draft_left_behind_is_ignored(tmp_path):
     assert not (target / "junk").exists()
 
 
+def test_a_file_of_a_file_manager_is_left_alone(tmp_path):
+    for step in "123":
+        checkpoint.save(tmp_path, step, TENSORS, STATE)
+    for stray in (".DS_Store", "9.txt"):
+        (tmp_path / stray).touch()
+    assert checkpoint.newest(tmp_path) == tmp_path / "3"
+    checkpoint.prune(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".DS_Store", "3", "9.txt"]
+
+
 def test_no_checkpoints_is_no_checkpoint(tmp_path):
     assert checkpoint.newest(tmp_path) is None
     assert checkpoint.newest(tmp_path / "nowhere") is None

@@ -134,6 +134,25 @@ def test_a_run_says_which_samples_it_leaves_out(recipe: Path, tmp_path: Path, ca
     assert run("train", recipe, "steps=1", "warmup.w_epoch=0", "--resume") == 0  # it is over, and goes on all the same
 
 
+def test_an_evaluation_of_data_tells_its_sources_apart(recipe: Path, tmp_path: Path, capsys: Any) -> None:
+    rows = [{"prompt": f"What is {number}?", "data_source": "even" if number % 2 == 0 else ""} for number in range(6)]
+    for name, some in (("test", rows), ("train", [{"prompt": "What is there?"}])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, some)))
+    tree = yaml.safe_load(recipe.read_text())
+    tree |= {"data": {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "test")}}
+    tree |= {"agent": {"use": "single_turn"}, "environment": {}, "reward": {"use": f"{__name__}:even"}}
+    recipe.write_text(yaml.safe_dump(tree))
+    assert run("eval", "tiny", recipe, "evaluation.episodes=6", "--json", tmp_path / "told.json") == 0
+    told = json.loads((tmp_path / "told.json").read_text())["results"]
+    won = {(row["environment"], row["task"]): (row["successes"], row["episodes"]) for row in told}
+    assert won == {("data", "even"): (3, 3), ("data", "data"): (0, 3), ("data", ""): (3, 6)}
+    assert "even" in capsys.readouterr().out
+
+
+def even(data_source: str) -> float:
+    return float(data_source == "even")
+
+
 def test_tensorboard_receives_the_figures_of_each_step(recipe: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -91,8 +91,11 @@ def test_the_engine_samples_what_the_module_does(gpu, kind):
 def test_passes_of_one_token_are_recorded(gpu, monkeypatch):
     passes: list[int] = []
     monkeypatch.setattr(replay, "record", lambda compute: passes.append(1) or record(compute))
-    sampled(LocalEngine(model_of("qwen2").to(CUDA), frozenset(), nullcontext()))
-    assert 1 <= len(passes) <= 4  # for 8, 4, 2 rows and one, whatever is asked for
+    engine = LocalEngine(model_of("qwen2").to(CUDA), frozenset(), nullcontext())
+    for version in range(3):
+        engine.load({}, version)
+        sampled(engine)
+        assert 1 <= len(passes) <= 4  # for 8, 4, 2 rows and one, whatever is asked for, and by whichever weights
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)

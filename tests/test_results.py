@@ -116,6 +116,20 @@ def test_a_narrow_table_keeps_figures_whole_and_names_apart(width, others):
     assert "[/b]" in "".join(text.split())
 
 
+def test_a_table_shows_grades_beside_success_where_they_are_not_the_same():
+    def text(*records: Record) -> str:
+        console = Console(width=100, record=True)
+        console.print(task_table(rows_of({("mine", "x"): list(records)}), play_config()))
+        return console.export_text()
+
+    graded = [record(progression=0.75, success=False), record(progression=0.25, success=False)]
+    assert f"{rate(0, 2):.3f}" in text(*graded)
+    assert f"{bootstrap([0.75, 0.25]):.3f}" in text(*graded)
+    assert "goto, progression" in text(*graded)
+    for others in ([WON, LOST], [HALF, FAR], [record(progression=None, success=True)]):
+        assert ", progression" not in text(*others)
+
+
 def test_the_table_of_a_suite_shows_who_did_not_play():
     console = Console(width=100, record=True)
     console.print(suite_table(rows_of(EPISODES), ["textworld"]))

@@ -82,7 +82,12 @@ def _damage_told(target: Path) -> Iterator[None]:
 
 def newest(folder: Path) -> Path | None:
     """The checkpoint made last; drafts that a crash left do not count."""
-    return max((path for path in folder.glob("*") if path.suffix != ".draft"), key=_age, default=None)
+    return max(_finished(folder), key=_age, default=None)
+
+
+def _finished(folder: Path) -> Iterator[Path]:
+    """Checkpoints alone: file managers leave files of their own."""
+    return (path for path in folder.glob("*") if path.is_dir() and path.suffix != ".draft")
 
 
 def _age(path: Path) -> tuple[str, bool]:
@@ -91,7 +96,7 @@ def _age(path: Path) -> tuple[str, bool]:
 
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest."""
-    for path in sorted(path for path in folder.glob("*") if path.suffix != ".draft")[:-keep]:
+    for path in sorted(_finished(folder))[:-keep]:
         shutil.rmtree(path)
 
 

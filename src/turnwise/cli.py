@@ -243,7 +243,7 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
     if recipe is None and run is None:
         raise _nothing_to_play(player)
     config = _config(recipe or player, overrides) if player in OTHERS else _played(recipe or player, player, overrides)
-    return {config.environment.id.rpartition(":")[2]: config}
+    return {config.environment.id.rpartition(":")[2] if config.data is None else "data": config}
 
 
 def _played(recipe: str, player: str, overrides: Sequence[str]) -> Config:

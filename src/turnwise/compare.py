@@ -65,7 +65,7 @@ def _progressions(folder: Path, told: Set[EnvironmentTask]) -> tuple[dict[LevelK
             progression = judged(environment, record, told).progression
             if progression is None:
                 raise ValueError(f"{environment} in {folder} tells no progression, so there is nothing to compare")
-            found[environment, record.task, record.seed] = progression
+            found[environment, record.part, record.seed] = progression
             passed += record.failures
     if not found:
         raise ValueError(f"{folder} holds no episode of {player} yet")

@@ -29,6 +29,12 @@ class Record:
     invalid_texts: dict[str, int]  # what was said instead of an action, and how often
     failures: int  # environments that failed since the episode before, and whose levels were passed over
     figures: dict[str, float] = field(default_factory=dict)  # whatever else its agent or environment counted
+    source: str = ""  # the `data_source` of a sample
+
+    @property
+    def part(self) -> str:
+        """Of what is played in an environment, or of the samples, under which it is told."""
+        return self.source or self.task
 
 
 Key = tuple[str, str]  # player and environment

@@ -130,6 +130,7 @@ def _record(course: Course, slot: Slot, speaks: bool) -> Record:
     assert outcome is not None
     actions = [turn.action for turn in segment.turns if turn.action]
     said = [action.said for action in actions if action.status == "invalid"]
+    sample = course.level(segment.episode).sample
     return Record(
         task=course.task,
         number=course.number(segment.episode),
@@ -142,4 +143,5 @@ def _record(course: Course, slot: Slot, speaks: bool) -> Record:
         invalid_texts=dict(Counter(said)),
         failures=failures,
         figures=dict(outcome.figures),
+        source=sample.data_source if sample else "",
     )

@@ -215,6 +215,15 @@ class Resumable(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosy(Protocol):
+    """An agent that can tell which samples it could not play, before anything is played."""
+
+    def refuse(self, sample: Sample) -> None:
+        """A ValueError where this is one."""
+        ...
+
+
 class Advantage(Protocol):
     """Assigns credit along time, one number a sampled token."""
 

@@ -35,6 +35,13 @@ class Result:
     failures: int = 0  # environments that failed, and whose levels were passed over
     figures: Mapping[str, float] = field(default_factory=dict)  # means of whatever else agents and environments counted
 
+    @property
+    def graded(self) -> bool:
+        """Whether success and progression are told, and are not the same."""
+        if self.successes is None or self.progression is None:
+            return False
+        return self.progression != rate(self.successes, self.episodes)
+
     def __str__(self) -> str:
         """Success where the environment tells it, else progression, else return."""
         told = self.progression if self.successes is None else rate(self.successes, self.episodes)
@@ -131,9 +138,10 @@ def judged(environment: str, record: Record, told: Set[EnvironmentTask]) -> Reco
 
 
 def by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Samples by their source."""
     tasks: dict[str, list[Record]] = {}
     for record in records:
-        tasks.setdefault(record.task, []).append(record)
+        tasks.setdefault(record.part, []).append(record)
     return tasks
 
 
@@ -146,7 +154,12 @@ def task_table(rows: Sequence[Row], config: Config) -> Table:
     if any(row.result.successes is None and row.result.progression is None for row in tasks):
         what = "return, or success with its 95% interval"
     table = Table(title=f"{what}; {config.evaluation.episodes} held-out episodes a task")
-    _fill(table, "task", {(row.task, row.player): str(row.result) for row in tasks})
+    cells: dict[tuple[str, str], str] = {}
+    for row in tasks:
+        cells[row.task, row.player] = str(row.result)
+        if row.result.graded:
+            cells[f"{row.task}, progression", row.player] = _shown(row.result)
+    _fill(table, "task", cells)
     spoken = [row for row in tasks if row.result.valid is not None]
     if spoken:
         shares = ", ".join(f"{row.task} {row.result.valid:.3f}" for row in spoken)

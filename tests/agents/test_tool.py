@@ -291,6 +291,26 @@ def test_a_sample_may_name_its_agent(renderer):
     assert "this" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"tool_selection": ["ad"]}, "the sample names the tool 'ad'; did you mean 'add'"),
+        ({"tools_kwargs": {"add": {"create": {}}}}, "unknown key tools_kwargs.add.create"),
+        ({"agent_name": "helper", "tool_selection": ["sub"]}, "the sample names the tool 'sub'"),
+    ],
+)
+def test_a_row_that_cannot_be_played_is_told_before_anything_is(renderer, extra, told):
+    helper = {"use": "tool", "tools": ["sums:add"]}
+    with pytest.raises(ValueError, match=rf"^sums:Rows, train row \d+: {told}"):
+        Collector(config(extra=extra, agents={"helper": helper}), renderer)
+
+
+def test_the_mistake_of_a_named_agent_is_told_under_its_name(renderer):
+    helper = {"use": "tool", "tools": ["sums:add"], "max_turn": 3}
+    with pytest.raises(ValueError, match=r"agents.helper: unknown key agent.max_turn; did you mean 'max_turns'"):
+        Collector(config(extra={"agent_name": "helper"}, agents={"helper": helper}), renderer)
+
+
 def test_reasoning_stands_apart_where_there_are_no_tools(renderer):
     replies = ["<think>It is even.</think>4, by <tool_call>"]
     extra = {"agent_name": "single_turn_agent", "ground_truth": "4, by <tool_call>"}

@@ -125,12 +125,13 @@ def test_a_file_that_is_not_parquet_is_one_sentence(tmp_path):
 )
 def test_a_value_that_parquet_cannot_hand_over_is_one_sentence(tmp_path, monkeypatch, column, kind, words):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setitem(sys.modules, "pandas", None)  # which would take nanoseconds
     kinds = {
         "map<string, int64>": pyarrow.map_(pyarrow.string(), pyarrow.int64()),
         "timestamp[ns]": pyarrow.timestamp("ns"),
     }
     parquet.write_table(pyarrow.table({"odd": pyarrow.array(column, kinds[kind])}), tmp_path / "a.parquet")
+    # Which would take nanoseconds; when pyarrow first looks for it, it must be missing in earnest.
+    monkeypatch.setitem(sys.modules, "pandas", None)
     message = mistake(tmp_path / "a.parquet")
     assert "a.parquet cannot be read as Parquet" in message and words in message
 

@@ -123,6 +123,27 @@ def test_new_weights_are_taken_on_load():
     assert surprise(module, after).max() < 1e-5
 
 
+@pytest.mark.parametrize("kind", FAMILY)
+def test_new_weights_lie_where_the_old_ones_lay(kind):
+    """Where passes that a GPU has recorded look for them."""
+    model = model_of(kind, tie_word_embeddings=True, **({"attention_bias": True} if kind == "qwen3" else {}))
+    held = Decoder(model, bf16=False)
+    places = [tensor.data_ptr() for tensor in tensors_of(held)]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5)
+    held.load()
+    assert [tensor.data_ptr() for tensor in tensors_of(held)] == places
+    for tensor, new in zip(tensors_of(held), tensors_of(Decoder(model, bf16=False)), strict=True):
+        assert torch.equal(tensor, new)
+
+
+def tensors_of(held: Decoder) -> list[torch.Tensor]:
+    products = [part for one in held._layers for part in (one.qkv, one.out, one.gate_up, one.down)]
+    found = [tensor for one in (*products, held._head) for tensor in (one._weight, one._bias)]
+    return [tensor for tensor in (*found, *(one.head_norms for one in held._layers)) if tensor is not None]
+
+
 @pytest.mark.parametrize("targets", [[], ["q_proj", "down_proj"]])
 def test_adapters_in_use_are_added_to_the_weights(targets):
     model = model_of("qwen2")

@@ -450,6 +450,12 @@ def test_to_nothing_there_is_no_reply(engine):
     assert len(alone(engine, PROMPTS[0], Sampling(1)).token_ids) == 1
 
 
+@pytest.mark.parametrize("strange", [-1, 10**6])
+def test_an_id_that_the_model_does_not_have_is_refused(engine, strange):
+    with pytest.raises(ValueError, match=f"a prompt holds the id {strange}, and the model has those from 0 to "):
+        alone(engine, (*PROMPTS[0], strange), Sampling(1))
+
+
 def test_without_stop_tokens_replies_go_to_the_limit(tiny):
     engine = LocalEngine(tiny[0], frozenset(), nullcontext())
     assert [len(one.token_ids) for one in together(engine, requests_of())] == [24, 1, 7, 24, 3, 24, 12, 2]

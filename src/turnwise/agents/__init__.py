@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from turnwise.components import COMPONENTS, Component, nearest
-from turnwise.protocols import Agent, Setting
+from turnwise.protocols import Agent, Choosy, Setting
 from turnwise.types import Sample
 
 # As data sets made for verl call them.
@@ -23,18 +23,28 @@ class Agents:
         name = sample.agent if sample else ""
         if name not in self._made:
             component = self._component(name)
-            made = component.make("agent", setting=self._setting)
-            if not callable(getattr(made, "run", None)):
-                raise ValueError(f"agent.use is {component.use!r}, which has no method run(session); give it one")
-            self._refuse_a_reward_unheard(component)
-            self._made[name] = made
+            try:
+                self._made[name] = self._make(component)
+            except ValueError as error:
+                if name not in self._setting.config.agents:
+                    raise
+                raise ValueError(f"agents.{name}: {error}") from error
         return self._made[name]
 
+    def _make(self, component: Component) -> Agent:
+        made = component.make("agent", setting=self._setting)
+        if not callable(getattr(made, "run", None)):
+            raise ValueError(f"agent.use is {component.use!r}, which has no method run(session); give it one")
+        self._refuse_a_reward_unheard(component)
+        return made
+
     def refuse_strangers(self, samples: Iterable[Sample]) -> None:
-        """A ValueError where one names an agent that there is not."""
+        """A ValueError where one names an agent that there is not, or what its agent cannot play."""
         for sample in samples:
             try:
-                self._component(sample.agent)
+                agent = self.of(sample)
+                if isinstance(agent, Choosy):
+                    agent.refuse(sample)
             except ValueError as error:
                 raise ValueError(f"{sample.place}: {error}") from error
 

@@ -65,6 +65,12 @@ class ToolAgent:
             self._users = setting.shared.once(f"users {interaction}", partial(load_interactions, Path(interaction)))
         self._judge = Judge(setting)
 
+    def refuse(self, sample: Sample) -> None:
+        """A ValueError where it asks for tools or a user that there are not."""
+        self._toolset.open("", sample.tools, sample.tools_kwargs)
+        if self._users is not None:
+            self._users.open("", sample.interaction_kwargs)
+
     async def run(self, session: Session) -> Ending:
         sample = sample_of(session)
         async with AsyncExitStack() as stack:

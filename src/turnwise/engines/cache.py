@@ -43,9 +43,8 @@ class Cache:
         self._into = torch.empty(0)  # [N] the rows of what is new
 
     def clear(self) -> None:
-        """Forget all tokens, and what was recorded of a model; keep the tensors."""
+        """Forget all tokens; keep the tensors."""
         self.busy, self._rows = 0, []
-        self.replays.clear()
 
     def reserve(self, rows: int, columns: int) -> None:
         """Be large enough for so many busy rows of so many tokens, so that the tensors grow once and not row by row."""

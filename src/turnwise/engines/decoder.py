@@ -5,7 +5,6 @@ be one. It computes what transformers' modules compute, to rounding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,22 +27,38 @@ class _Linear:
     """Products of the same input as one; of a normed input where a norm is given; with their rows in another order."""
 
     def __init__(self, parts: Sequence[Any], bf16: bool, norm: Any = None, order: Tensor | None = None):
-        weight = torch.cat(tuple(map(_weight, parts)))
-        bias = None if parts[0].bias is None else torch.cat(tuple(part.bias for part in parts))
-        if norm is not None:
-            weight = weight * (norm.weight * weight.shape[1] ** 0.5)
-        if order is not None:
-            weight, bias = weight[order], None if bias is None else bias[order]
-        if bf16:
-            weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+        self._parts, self._bf16, self._norm, self._order = parts, bf16, norm, order
+        self._packed = bf16 and parts[0].weight.device.type == "cpu" and _can_pack()
         self._product = nn.functional.linear
-        self._packed = bf16 and weight.device.type == "cpu" and _can_pack()
+        if self._packed:
+            self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
+        self._weight, self._bias = self._made()
+
+    def load(self) -> None:
+        """Take the weights as they are now, in the place of the old ones: recorded passes look for them there."""
+        weight, bias = self._made()
+        if self._packed:
+            self._weight = weight
+        else:
+            self._weight.copy_(weight)
+        if bias is not None:
+            self._bias.copy_(bias)
+
+    def _made(self) -> tuple[Tensor, Any]:
+        """The weight [out, in], and the bias [out], if there is one."""
+        weight = torch.cat(tuple(map(_weight, self._parts)))
+        bias = None if self._parts[0].bias is None else torch.cat(tuple(part.bias for part in self._parts))
+        if self._norm is not None:
+            weight = weight * (self._norm.weight * weight.shape[1] ** 0.5)
+        if self._order is not None:
+            weight, bias = weight[self._order], None if bias is None else bias[self._order]
+        if self._bf16:
+            weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight)  # once, and not anew in every product
-            self._product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
         elif weight.device.type == "cpu":
             weight = weight.mT.contiguous().mT  # as a product of few tokens reads it fastest
-        self._weight, self._bias = weight, bias
+        return weight, bias
 
     def __call__(self, given: Tensor) -> Tensor:
         """[N, out] of [N, in]"""
@@ -56,15 +71,36 @@ class _Linear:
         return self._product(filled, self._weight, self._bias)[:count]
 
 
-@dataclass(frozen=True)
 class _Layer:
     """The products; those after a norm hold its weights."""
 
-    qkv: _Linear
-    out: _Linear
-    gate_up: _Linear
-    down: _Linear
-    head_norms: Tensor | None  # of queries and keys, [heads + groups, d]
+    def __init__(self, layer: Any, heads: int, groups: int, bf16: bool):
+        attention, perceptron = layer.self_attn, layer.mlp
+        size, device = attention.head_dim, attention.q_proj.weight.device
+        rotated = neighbours(heads + groups, size)
+        if device.type == "cuda":  # whose formula rotates each half of a head with the other
+            rotated = torch.arange(len(rotated))
+        order = torch.cat([rotated, torch.arange(len(rotated), len(rotated) + groups * size)])
+        products = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = _Linear(products, bf16, layer.input_layernorm, order)
+        self.out = _Linear([attention.o_proj], bf16)
+        self.gate_up = _Linear([perceptron.gate_proj, perceptron.up_proj], bf16, layer.post_attention_layernorm)
+        self.down = _Linear([perceptron.down_proj], bf16)
+        self._norms: list[Any] = []  # of the heads of queries, and of keys
+        if hasattr(attention, "q_norm"):
+            self._norms = [attention.q_norm] * heads + [attention.k_norm] * groups
+        self._order = rotated[:size]
+        self.head_norms = self._made() if self._norms else None  # [heads + groups, d]
+
+    def load(self) -> None:
+        """Take the weights as they are now, in the place of the old ones."""
+        for product in (self.qkv, self.out, self.gate_up, self.down):
+            product.load()
+        if self.head_norms is not None:
+            self.head_norms.copy_(self._made())
+
+    def _made(self) -> Tensor:
+        return torch.stack([norm.weight[self._order] for norm in self._norms]) * len(self._order) ** 0.5
 
 
 class Decoder:
@@ -76,7 +112,6 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, bf16: bool):
         config: Any = model.config
         self._trunk: Any = model.get_decoder()
-        self._lm_head: Any = model.get_output_embeddings()
         self._bf16 = bf16
         self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
         sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
@@ -85,7 +120,10 @@ class Decoder:
         self._on_gpu = model.device.type == "cuda"
         self._kind = torch.bfloat16 if bf16 else torch.float32
         self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
-        self.load()
+        with torch.no_grad():
+            self._layers = [_Layer(layer, self._heads, self._groups, bf16) for layer in self._trunk.layers]
+            self._head = _Linear([model.get_output_embeddings()], bf16, self._trunk.norm)
+            self._of_words = self._table()
 
     @staticmethod
     def fits(model: PreTrainedModel, bf16: bool) -> bool:
@@ -98,13 +136,16 @@ class Decoder:
 
     def load(self) -> None:
         """Take the model's weights as they are now."""
-        self._layers: list[_Layer] = []  # first, as a second copy may not fit
         with torch.no_grad():
-            self._layers = [self._layer(layer) for layer in self._trunk.layers]
-            self._head = _Linear([self._lm_head], self._bf16, self._trunk.norm)
-            words = self._trunk.embed_tokens.weight
-            few = len(words) <= _WORDS and not self._on_gpu
-            self._of_words = self._layers[0].qkv(self._unit(words)) if few else None  # [V, (heads + 2 x groups) x d]
+            for part in (*self._layers, self._head):
+                part.load()
+            self._of_words = self._table()
+
+    def _table(self) -> Tensor | None:
+        """[V, (heads + 2 x groups) x d] what the first layer makes of each word, where they are few."""
+        words = self._trunk.embed_tokens.weight
+        few = len(words) <= _WORDS and not self._on_gpu
+        return self._layers[0].qkv(self._unit(words)) if few else None
 
     def logits(self, ids: Tensor, positions: Tensor, counts: Sequence[int], kept: Cache, every: bool = False) -> Tensor:
         """[R, V] after the last of so many new tokens of each row; [N, V] after every one of them.
@@ -164,25 +205,6 @@ class Decoder:
 
     def _sum(self, hidden: Tensor, more: Tensor) -> Tensor:
         return hidden + (more if self._on_gpu else more.float())  # adding two types takes a processor longer
-
-    def _layer(self, layer: Any) -> _Layer:
-        attention, perceptron = layer.self_attn, layer.mlp
-        size, norms = attention.head_dim, None
-        rotated = neighbours(self._heads + self._groups, size)
-        if self._on_gpu:  # whose formula rotates each half of a head with the other
-            rotated = torch.arange(len(rotated))
-        order = torch.cat([rotated, torch.arange(len(rotated), len(rotated) + self._groups * size)])
-        if hasattr(attention, "q_norm"):
-            both = [attention.q_norm] * self._heads + [attention.k_norm] * self._groups
-            norms = torch.stack([norm.weight[rotated[:size]] for norm in both]) * size**0.5
-        products = [attention.q_proj, attention.k_proj, attention.v_proj]
-        return _Layer(
-            _Linear(products, self._bf16, layer.input_layernorm, order),
-            _Linear([attention.o_proj], self._bf16),
-            _Linear([perceptron.gate_proj, perceptron.up_proj], self._bf16, layer.post_attention_layernorm),
-            _Linear([perceptron.down_proj], self._bf16),
-            norms,
-        )
 
 
 def _weight(part: Any) -> Tensor:

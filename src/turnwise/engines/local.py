@@ -79,6 +79,7 @@ class LocalEngine:
         self.model = model
         self.version = 0
         self._stop_ids = stop_ids
+        self._words = model.get_input_embeddings().num_embeddings
         bf16 = isinstance(precision, torch.autocast)
         self._decoder = Decoder(model, bf16) if Decoder.fits(model, bf16) else None
         self._replays = self._decoder is not None and model.device.type == "cuda"
@@ -120,6 +121,9 @@ class LocalEngine:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
         if not prompt_ids:
             raise ValueError("a prompt is empty, so there is nothing to reply to; let it have a token at least")
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._words:
+            strange = next(token for token in prompt_ids if not 0 <= token < self._words)
+            raise ValueError(f"a prompt holds the id {strange}, and the model has those from 0 to {self._words - 1}")
         luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens).tolist()
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))
