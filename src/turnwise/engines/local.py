@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,8 @@ class LocalEngine:
         self.model = model
         self.version = 0
         self._stop_ids = stop_ids
-        self._words = model.get_input_embeddings().num_embeddings
+        words: Any = model.get_input_embeddings()
+        self._words: int = words.num_embeddings
         bf16 = isinstance(precision, torch.autocast)
         self._decoder = Decoder(model, bf16) if Decoder.fits(model, bf16) else None
         self._replays = self._decoder is not None and model.device.type == "cuda"
