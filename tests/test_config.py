@@ -41,18 +41,6 @@ class Bulky:
         raise TypeError(f"invalid literal {size}")
 
 
-class Open:
-    """An estimator that takes whatever it is given, and what it declares as it declares it."""
-
-    critic, groups, whiten = True, False, True
-
-    def __init__(self, power: float = 1.0, **more: Any):
-        self.given = {"power": power, **more}
-
-    def __call__(self, streams: Any) -> Any:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Forgetful:
     """A memory of somebody else."""
@@ -225,12 +213,6 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
     key, _, value = override.partition("=")
     kind, _, argument = key.partition(".")
     assert str(load("", override).model_dump()[kind][argument]) == value
-
-
-def test_a_part_of_somebody_else_may_take_any_key(load):
-    component = load(f"advantage: {{use: '{__name__}:Open', power: 2, colour: red}}").advantage
-    given = component.make("advantage").given
-    assert (given, type(given["power"])) == ({"power": 2.0, "colour": "red"}, float)
 
 
 # -- mistakes: one sentence each, with the key and the value

@@ -127,17 +127,16 @@ class Component(BaseModel):
         return factory
 
     def _checked(self, kind: str, factory: Callable[..., Any]) -> dict[str, Any]:
-        """The arguments, each of them one that the factory takes, and of the type that it is declared as."""
-        given, parameters = _GIVEN.get(kind, set()), _parameters(factory)
+        """The arguments, each of them one that the factory has, and of the type that it is declared as."""
         allowed = {
-            name: one.annotation for name, one in parameters.items() if name not in given and one.kind not in _VARIADIC
+            name: one.annotation
+            for name, one in _parameters(factory).items()
+            if name not in _GIVEN.get(kind, set()) and one.kind not in _VARIADIC
         }
-        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         for key in self.arguments:
-            if key not in allowed and (key in given or not takes_any):
+            if key not in allowed:
                 raise ValueError(f"unknown key {kind}.{key}{nearest(key, allowed)}")
-        untyped = inspect.Parameter.empty
-        return {k: _typed(f"{kind}.{k}", value, allowed.get(k, untyped)) for k, value in self.arguments.items()}
+        return {key: _typed(f"{kind}.{key}", value, allowed[key]) for key, value in self.arguments.items()}
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
