@@ -12,7 +12,7 @@ from helpers import play_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import Config, DataConfig
+from turnwise.config import Config, DataConfig, LogConfig
 from turnwise.engines.chat import Conversation
 from turnwise.episodes import Folder, protocol_of
 from turnwise.evaluate import eval_seed
@@ -62,7 +62,8 @@ def play(suite: Mapping[str, Config], path: Path) -> tuple[str, int]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {file.name: file.read_text() for file in sorted(folder.iterdir())}
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
 def test_each_player_plays_each_environment_on_the_same_levels():
@@ -109,6 +110,11 @@ def test_an_evaluation_killed_anywhere_goes_on_to_the_same_files(uninterrupted, 
     (folder / "protocol.json").write_text(files["protocol.json"])
     left = appended[: int(share * len(appended))]
     (folder / "episodes.jsonl").write_text(left)
+    (folder / "transcripts").mkdir()
+    for line in map(json.loads, left.splitlines()[: left.count("\n")]):
+        name = f"transcripts/{line['environment']}-{line['task']}-{line['number']:05}.txt"
+        if line["player"] == "moody" and name in files:
+            (folder / name).write_text(files[name])
     _, played = play(ladders(), folder)
     assert played == 60 - left.count("\n")
     assert contents(folder) == files
@@ -267,3 +273,19 @@ def test_results_are_written_as_json_too(whole):
     rows = json.loads(whole["results.json"])["results"]
     assert len(rows) == 3 * (2 * 3 + 1)  # players x (environments x (tasks and all) and overall)
     assert differences(rows[0], {**rows[0]}) == []
+
+
+def test_some_episodes_of_a_model_can_be_read(tmp_path):
+    suite = {name: one.model_copy(update={"log": LogConfig(transcript_every=3)}) for name, one in ladders(7).items()}
+    play(suite, tmp_path)
+    kept = {name: text for name, text in contents(tmp_path).items() if name.startswith("transcripts/")}
+    episodes = map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())
+    told = {
+        f"transcripts/{one['environment']}-{one['task']}-{one['number']:05}.txt": one
+        for one in episodes
+        if one["player"] == "moody" and one["number"] % 3 == 0
+    }
+    assert kept.keys() == told.keys() and len(kept) >= 6
+    for name, text in kept.items():
+        assert f"{told[name]['turns']} turns" in text
+        assert "ACTION: up" in text or "Hm." in text

@@ -230,7 +230,7 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
     player, recipe, overrides = arguments.player, arguments.recipe, arguments.overrides
     if recipe is not None and "=" in recipe:
         recipe, overrides = None, [recipe, *overrides]
-    _refuse_idle(overrides, player)
+    _refuse_idle(overrides, player, heeded=("log.transcript_every",) if arguments.out else ())
     if arguments.suite and recipe is not None:
         raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
     is_model = run is None and player not in OTHERS
@@ -323,9 +323,11 @@ def _probe(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_idle(overrides: Sequence[str], player: str) -> None:
+def _refuse_idle(overrides: Sequence[str], player: str, heeded: Sequence[str] = ()) -> None:
     for text in overrides:
         key = text.partition("=")[0]
+        if key in heeded:
+            continue
         if key == "model.path":
             raise ValueError(f"both {player} and {text} say who plays; name the model in the place of {player}")
         if f"{key}.".startswith("model.lora.") and _run_of(player):

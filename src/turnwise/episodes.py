@@ -70,7 +70,7 @@ def _dump(config: Config) -> dict[str, Any]:
 class Folder:
     """
     protocol.json    what was asked for       results.json, .csv, .md    what came of it
-    episodes.jsonl   one line an episode
+    episodes.jsonl   one line an episode      transcripts/               every n-th of a model's, readable
     """
 
     def __init__(self, path: Path, protocol: Protocol):
@@ -97,7 +97,11 @@ class Folder:
             raise ValueError(f"--out is {path}, where nothing can be written ({error})") from error
         self.episodes = read_episodes(path)
 
-    def add(self, key: Key, record: Record) -> None:
+    def add(self, key: Key, record: Record, text: str = "") -> None:
+        if text:
+            name = f"{key[1]}-{record.part}-{record.number:05}.txt".replace("/", "-")
+            (self.path / "transcripts").mkdir(exist_ok=True)
+            (self.path / "transcripts" / name).write_text(text)
         with self._file.open("a") as stream:
             stream.write(_line(key, record))
 

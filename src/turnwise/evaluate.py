@@ -32,6 +32,7 @@ class Course:
     settled: frozenset[int]  # levels that are played, or were passed over
     quota: int  # episodes to play; a level whose environment fails is passed over
     samples: Sequence[Sample] = ()  # held out; none where an environment makes the levels
+    written_every: int = 1  # levels
 
     def number(self, episode: int) -> int:
         """Of the level that the n-th episode of this course plays."""
@@ -44,6 +45,10 @@ class Course:
         sample = self.samples[number % len(self.samples)] if self.samples else None
         return Level(eval_seed(self.task, number), sample)
 
+    def written(self, episode: int) -> bool:
+        """Whether it leaves a transcript."""
+        return self.number(episode) % self.written_every == 0
+
 
 def eval_seed(task: str, episode: int) -> int:
     """Of a held-out level."""
@@ -51,18 +56,23 @@ def eval_seed(task: str, episode: int) -> int:
 
 
 def evaluate(
-    config: Config, player: Player, finished: Callable[[Record], object] = lambda _: None, known: Sequence[Record] = ()
+    config: Config,
+    player: Player,
+    finished: Callable[[Record, str], object] = lambda *_: None,
+    known: Sequence[Record] = (),
 ) -> list[Record]:
     """Play `evaluation.episodes` held-out episodes of each task, less those already `known`.
 
-    `finished` hears of each new one as it ends; all are returned, known ones too, in order of task and level.
+    `finished` hears of each new one as it ends, and of some of a model's (`log.transcript_every`) what was said.
+    All are returned, known ones too, in order of task and level.
     """
     records = list(known)
 
     def finish(course: Course, slot: Slot) -> None:
+        text = "".join(one.text for one in slot.tally.transcripts)
         record = _record(course, slot, player.speaks)
         records.append(record)
-        finished(record)
+        finished(record, text)
 
     _play(config, player, known, finish)
     tasks = config.tasks
@@ -91,7 +101,7 @@ def _play(
     with closing(Shared(config, config.evaluation.slots)) as shared:
         samples = _held_out(config, shared)
         courses = [course for course in _courses(config, known, samples) if course.quota]
-        seats = [player.sit(config, course.index, course.task, shared, course.level) for course in courses]
+        seats = [player.sit(config, course, shared) for course in courses]
         asyncio.run(play_all(play(course, *seat) for course, seat in zip(courses, seats, strict=True)))
     return [slot for slot, _ in seats]
 
@@ -118,7 +128,7 @@ def _courses(config: Config, known: Sequence[Record], samples: Sequence[Sample])
             own = [one for one in known if one.task == task and one.number % stride == index]
             settled = frozenset(one.number - back * stride for one in own for back in range(one.failures + 1))
             quota = len(range(index, episodes, stride)) - len(own)
-            courses.append(Course(index, task, stride, settled, quota, samples))
+            courses.append(Course(index, task, stride, settled, quota, samples, config.log.transcript_every))
     return courses
 
 

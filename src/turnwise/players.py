@@ -3,13 +3,15 @@
 All of them sit in the slots that training plays in. Chance and expert answer by a choice instead of by a model.
 """
 
+from __future__ import annotations
+
 import hashlib
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise import checkpoint
 from turnwise.agents.gym import Gym
@@ -27,7 +29,10 @@ from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
 from turnwise.seeds import derive
 from turnwise.slot import Slot
-from turnwise.types import Action, Generation, Level, Sampling
+from turnwise.types import Action, Generation, Sampling
+
+if TYPE_CHECKING:
+    from turnwise.evaluate import Course
 
 Seat = tuple[Slot, Engine]
 Choose = Callable[[Slot], Awaitable[str]]
@@ -41,8 +46,8 @@ class Player(Protocol):
         """The configuration by which this player is judged."""
         ...
 
-    def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
-        """A slot to play a task in, and who answers there; `levels` gives the level of its n-th episode."""
+    def sit(self, config: Config, course: Course, shared: Shared) -> Seat:
+        """A slot to play a course in, and who answers there."""
         ...
 
 
@@ -61,8 +66,9 @@ class Model:
             config = _with(config, "rollout", max_prompt_tokens=sys.maxsize)  # of bytes: the limit is the server's
         return config
 
-    def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
-        return Slot(index, task, config, self.codec, shared, levels), self.engine
+    def sit(self, config: Config, course: Course, shared: Shared) -> Seat:
+        about = (course.index, course.task, config, self.codec, shared, course.level)
+        return Slot(*about, written=course.written), self.engine
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,8 @@ class Chooser:
         nothing = Component.model_validate({"use": "window", "turns": 0})
         return config.model_copy(update={"memory": nothing})
 
-    def sit(self, config: Config, index: int, task: str, shared: Shared, levels: Callable[[int], Level]) -> Seat:
-        slot = Slot(index, task, config, Conversation(), shared, levels)
+    def sit(self, config: Config, course: Course, shared: Shared) -> Seat:
+        slot = Slot(course.index, course.task, config, Conversation(), shared, course.level)
         gym_of(slot).parser = _Verbatim()
         return slot, _Choices(slot, self.choose)
 

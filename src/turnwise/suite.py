@@ -79,9 +79,9 @@ def play_suite(
     """
     episodes = dict(folder.episodes) if folder else {}
 
-    def keep(record: Record) -> None:
+    def keep(record: Record, text: str) -> None:
         if folder:
-            folder.add(key, record)
+            folder.add(key, record, text)
         finished()
 
     for environment, config in suite.items():
