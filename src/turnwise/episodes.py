@@ -99,7 +99,7 @@ class Folder:
 
     def add(self, key: Key, record: Record, text: str = "") -> None:
         if text:
-            name = f"{key[1]}-{record.part}-{record.number:05}.txt".replace("/", "-")
+            name = f"{key[1]}-{record.task}-{record.number:05}.txt".replace("/", "-")
             (self.path / "transcripts").mkdir(exist_ok=True)
             (self.path / "transcripts" / name).write_text(text)
         with self._file.open("a") as stream:
