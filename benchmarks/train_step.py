@@ -22,6 +22,12 @@ CONTESTANTS = {
         "workers.train_turnwise",
         "trains all weights of the actor and of a separate critic, reads a frozen reference, bootstraps at the cut",
     ),
+    "turnwise_lora": Contestant(
+        "workers.train_turnwise",
+        "as Turnwise, but trains LoRA adapters of actor and critic, of AgileRL's size, instead of all weights; the "
+        "model without them is the reference",
+        arguments=("--lora",),
+    ),
     "turnwise_grpo": Contestant(
         "workers.train_turnwise",
         "GRPO, as TRL: trains all weights of the actor, has no critic, no reference and no entropy bonus; turns whose "
@@ -52,6 +58,7 @@ CONTESTANTS = {
         variables={"TRL_EXPERIMENTAL_SILENCE": "1"},
     ),
 }
+OURS = [name for name in CONTESTANTS if name.startswith("turnwise")]
 WANTED = {"agilerl": 5.0, "trl": 3.0}  # by the same algorithm, PPO or GRPO, Turnwise is to be so many times as fast
 UPDATE_WANTED = 1.5  # with sampling left out
 # Of Turnwise, a backward pass for two: 1 to sample, 1 of the critic for its old values, 1 of the reference, and 3 of
@@ -80,13 +87,9 @@ def main(arguments: Sequence[str] = ()) -> None:
             "update_s": statistics.median(update[name]),
             "step_s": (min(whole[name]), max(whole[name])),
             "peak_mib": peaks[name],
-            "turnwise_times_as_fast": speedup(whole, name),
-            "turnwise_grpo_times_as_fast": speedup(whole, name, "turnwise_grpo"),
-            "turnwise_grpo_untied_times_as_fast": speedup(whole, name, "turnwise_grpo_untied"),
+            **{f"{our}_times_as_fast": speedup(whole, name, our) for our in OURS},
             "wanted": WANTED.get(name),
-            "turnwise_update_times_as_fast": speedup(update, name),
-            "turnwise_grpo_update_times_as_fast": speedup(update, name, "turnwise_grpo"),
-            "turnwise_grpo_untied_update_times_as_fast": speedup(update, name, "turnwise_grpo_untied"),
+            **{f"{our}_update_times_as_fast": speedup(update, name, our) for our in OURS},
             "update_wanted": UPDATE_WANTED if name in WANTED else None,
             **contestants[name].words(),
         }

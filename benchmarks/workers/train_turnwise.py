@@ -1,7 +1,8 @@
 """Turnwise, as `Training.step` does it, with the environments left out: engine, pack, score, credit, update.
 
-With --grpo there is no critic and no reference: each turn is an episode, compared with its neighbour; with --untied
-too, neighbours are paid differently, whatever they say.
+With --lora adapters are trained instead of all weights, of the size that AgileRL's have. With --grpo there is no critic
+and no reference: each turn is an episode, compared with its neighbour; with --untied too, neighbours are paid
+differently, whatever they say.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from dataclasses import replace
 from benchmarks.workers.serve import Job, Line, reward
 from turnwise.batch import pack
 from turnwise.engines.local import LocalEngine
+from turnwise.lora import make_adapters
 from turnwise.models import arithmetic, open_model
 from turnwise.policy import Policy
 from turnwise.progress import Clock
@@ -28,14 +30,18 @@ GRPO = {
 }
 
 
+LORA = {"rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"]}  # as AgileRL's worker has it
+
+
 def main() -> None:
     line = Line()
     job = line.job
     grpo = "--grpo" in sys.argv
+    lora = LORA if "--lora" in sys.argv else None
     config = parse_config(
         {
             **(GRPO if grpo else {}),
-            "model": {"path": job.model, "device": "cpu", "critic": "none" if grpo else "separate"},
+            "model": {"path": job.model, "device": "cpu", "critic": "none" if grpo else "separate", "lora": lora},
             "update": {
                 "minibatch": job.minibatch,
                 "micro_tokens": 4096,  # as babyai-quick has it
@@ -45,7 +51,8 @@ def main() -> None:
     )
     model, _ = open_model(config.model)
     precision = arithmetic(job.precision, model.device)
-    policy = Policy(model, config.model.critic, not grpo, config.rollout.temperature, precision)
+    adapters = make_adapters(model, config.model, config.seed)
+    policy = Policy(model, config.model.critic, not grpo, config.rollout.temperature, precision, adapters)
     optimizers = Optimizers(policy, config.update)
     engine = LocalEngine(policy.actor, frozenset(), precision)  # nothing stops a reply before its last token
     advantage = config.advantage.make("advantage")
@@ -58,7 +65,7 @@ def main() -> None:
         scores = policy.score(batch, config.update.micro_tokens)
         credit = assign_credit(batch, scores, advantage, config.kl.reward)
         update(policy, optimizers, batch, credit, config.update, config.kl, seed=number)
-        engine.load(policy.actor.state_dict(), number + 1)
+        engine.load(policy.weights(), number + 1)
         clock.lap("update")
         turns = sum(len(segment.turns) for segment in segments)
         line.answer(turns=turns, sampled=int(batch.sampled.sum()), steps=optimizers.taken - taken, **clock.laps)
