@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# LoRA adapters, where they are trained instead of all weights
+RANK, ALPHA, TARGETS = 8, 16, ["q_proj", "v_proj"]
+
 
 @dataclass(frozen=True)
 class Job:

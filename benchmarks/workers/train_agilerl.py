@@ -10,7 +10,7 @@ from peft import LoraConfig
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoTokenizer
 
-from benchmarks.workers.serve import Line, reward
+from benchmarks.workers.serve import ALPHA, RANK, TARGETS, Line, reward
 
 # Where the package is installed its kernels replace the model's modules, and they need CUDA.
 base.HAS_LIGER_KERNEL = False
@@ -48,7 +48,7 @@ def main() -> None:
         gradient_checkpointing=False,
         use_liger_loss=False,
         lora_config=LoraConfig(
-            r=8, lora_alpha=16, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+            r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM"
         ),
     )
     steps = 0

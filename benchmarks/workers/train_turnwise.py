@@ -9,7 +9,7 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from benchmarks.workers.serve import Job, Line, reward
+from benchmarks.workers.serve import ALPHA, RANK, TARGETS, Job, Line, reward
 from turnwise.batch import pack
 from turnwise.engines.local import LocalEngine
 from turnwise.lora import make_adapters
@@ -28,9 +28,7 @@ GRPO = {
     "rollout": {"episodes": 1, "group": GROUP},
     "kl": {"reward": 0.0},
 }
-
-
-LORA = {"rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"]}  # as AgileRL's worker has it
+LORA = {"rank": RANK, "alpha": float(ALPHA), "targets": TARGETS}
 
 
 def main() -> None:

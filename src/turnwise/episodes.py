@@ -33,7 +33,7 @@ class Record:
 
     @property
     def part(self) -> str:
-        """Of what is played in an environment, or of the samples, under which it is told."""
+        """The name under which it is told: its sample's source, or else its task."""
         return self.source or self.task
 
 

@@ -31,8 +31,8 @@ class Course:
     stride: int
     settled: frozenset[int]  # levels that are played, or were passed over
     quota: int  # episodes to play; a level whose environment fails is passed over
-    samples: Sequence[Sample] = ()  # held out; none where an environment makes the levels
-    written_every: int = 1  # levels
+    samples: Sequence[Sample]  # held out; none where an environment makes the levels
+    written_every: int  # one level in so many leaves a transcript
 
     def number(self, episode: int) -> int:
         """Of the level that the n-th episode of this course plays."""
@@ -102,6 +102,8 @@ def _play(
         samples = _held_out(config, shared)
         courses = [course for course in _courses(config, known, samples) if course.quota]
         seats = [player.sit(config, course, shared) for course in courses]
+        for slot, _ in seats[:1]:
+            slot.agents.refuse_strangers(samples)
         asyncio.run(play_all(play(course, *seat) for course, seat in zip(courses, seats, strict=True)))
     return [slot for slot, _ in seats]
 

@@ -15,7 +15,9 @@ from turnwise.batch import pack
 from turnwise.collector import Collector
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
+from turnwise.evaluate import evaluate
 from turnwise.interactions import BaseInteraction
+from turnwise.players import Model
 from turnwise.recipe import parse_config
 from turnwise.render import Renderer
 from turnwise.tools import ToolResponse, function_tool
@@ -303,12 +305,17 @@ def test_a_row_that_cannot_be_played_is_told_before_anything_is(renderer, extra,
     helper = {"use": "tool", "tools": ["sums:add"]}
     with pytest.raises(ValueError, match=rf"^sums:Rows, train row \d+: {told}"):
         Collector(config(extra=extra, agents={"helper": helper}), renderer)
+    made = config(extra=extra, agents={"helper": helper}, evaluation={"episodes": 2})
+    engine = Scripted(renderer, ["#### 7"])
+    with pytest.raises(ValueError, match=rf"^sums:Rows, test row \d+: {told}"):
+        evaluate(made, Model(engine, renderer))
+    assert engine.prompts == []
 
 
 def test_the_mistake_of_a_named_agent_is_told_under_its_name(renderer):
     helper = {"use": "tool", "tools": ["sums:add"], "max_turn": 3}
-    with pytest.raises(ValueError, match=r"agents.helper: unknown key agent.max_turn; did you mean 'max_turns'"):
-        Collector(config(extra={"agent_name": "helper"}, agents={"helper": helper}), renderer)
+    with pytest.raises(ValueError, match=r"^agents.helper: unknown key agent.max_turn; did you mean 'max_turns'"):
+        Collector(config(agents={"helper": helper}), renderer)
 
 
 def test_reasoning_stands_apart_where_there_are_no_tools(renderer):

@@ -126,7 +126,7 @@ def test_new_weights_are_taken_on_load():
 @pytest.mark.parametrize("kind", FAMILY)
 def test_new_weights_lie_where_the_old_ones_lay(kind):
     """Where passes that a GPU has recorded look for them."""
-    model = model_of(kind, tie_word_embeddings=True, **({"attention_bias": True} if kind == "qwen3" else {}))
+    model = model_of(kind, attention_bias=True)
     held = Decoder(model, bf16=False)
     places = [tensor.data_ptr() for tensor in tensors_of(held)]
     with torch.no_grad():

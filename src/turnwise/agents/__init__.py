@@ -11,24 +11,23 @@ _ALIASES = {"tool_agent": "tool", "single_turn_agent": "single_turn"}
 
 
 class Agents:
-    """The agents of one slot, each made when a sample first names it; the recipe's own plays what names none."""
+    """The agents of one slot: those of the recipe, its own playing what names none, and what else samples name."""
 
     def __init__(self, setting: Setting):
+        """Agents that the recipe does not describe are made when a sample first names them."""
         self._setting = setting
-        self._made: dict[str, Agent] = {}
-        self.of(None)  # a mistake in the recipe is told before anything is played
+        self._made = {"": self._make(setting.config.agent)}
+        for name, component in setting.config.agents.items():
+            try:
+                self._made[name] = self._make(component)
+            except ValueError as error:
+                raise ValueError(f"agents.{name}: {error}") from error
 
     def of(self, sample: Sample | None) -> Agent:
         """Who plays this sample; without one, the recipe's own agent."""
         name = sample.agent if sample else ""
         if name not in self._made:
-            component = self._component(name)
-            try:
-                self._made[name] = self._make(component)
-            except ValueError as error:
-                if name not in self._setting.config.agents:
-                    raise
-                raise ValueError(f"agents.{name}: {error}") from error
+            self._made[name] = self._make(self._component(name))
         return self._made[name]
 
     def _make(self, component: Component) -> Agent:
@@ -58,11 +57,10 @@ class Agents:
             )
 
     def _component(self, name: str) -> Component:
+        """What a sample may mean by a name that the recipe does not give."""
         config = self._setting.config
-        if name in config.agents:
-            return config.agents[name]
         use = _ALIASES.get(name, name)
-        if use in ("", config.agent.use):
+        if use == config.agent.use:
             return config.agent
         known = [*config.agents, *(name for name in COMPONENTS["agent"] if name != "gym")]  # gym plays no samples
         if use not in known:  # `module:Class` is for recipes alone: data is not trusted to load code
