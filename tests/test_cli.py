@@ -435,7 +435,8 @@ def test_what_only_training_heeds_is_refused_elsewhere(command: str, recipe: Pat
     assert "steps=3 does nothing where nobody learns; leave it out" in idle
     greedy = refused(capsys, command, "tiny", recipe, "rollout.temperature=0.5")
     assert "rollout.temperature=0.5 does nothing where nobody learns; set evaluation.temperature" in greedy
-    assert "log.transcript_every=1 does nothing" in refused(capsys, command, "tiny", recipe, "log.transcript_every=1")
+    kept = refused(capsys, command, "tiny", recipe, "log.transcript_every=1")
+    assert "log.transcript_every=1 does nothing where nobody learns; transcripts are kept by turnwise eval" in kept
     other = refused(capsys, command, "tiny", recipe, "model.path=tiny-games")
     assert "both tiny and model.path=tiny-games say who plays" in other
 

@@ -89,6 +89,10 @@ _IDLE = (
     *("rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_episode_turns"),
     "evaluation.every",
 )
+_INSTEAD = {
+    "rollout.temperature": "set evaluation.temperature",
+    "log.transcript_every": "transcripts are kept by turnwise eval with --out FOLDER",
+}
 
 
 def _what_is_left(arguments: argparse.Namespace) -> str:
@@ -333,8 +337,7 @@ def _refuse_idle(overrides: Sequence[str], player: str, heeded: Sequence[str] = 
         if f"{key}.".startswith("model.lora.") and _run_of(player):
             raise ValueError(f"{text} would be other adapters than those that {player} has trained; leave it out")
         if any(f"{key}.".startswith(f"{idle}.") for idle in _IDLE):
-            remedy = "set evaluation.temperature" if key == "rollout.temperature" else "leave it out"
-            raise ValueError(f"{text} does nothing where nobody learns; {remedy}")
+            raise ValueError(f"{text} does nothing where nobody learns; {_INSTEAD.get(key, 'leave it out')}")
 
 
 def _refuse_unwritable(*files: Path | None) -> None:
