@@ -41,13 +41,11 @@ class BiLevelGAE:
 
     def __call__(self, streams: Streams) -> Estimate:
         """Returns are advantage + value."""
-        ends, values = streams.step_ends | streams.segment_ends, streams.values.double()
+        ends, values = streams.step_ends | streams.segment_ends, streams.values
         at = ends.nonzero()[:, 0]
-        anchors = values[at]
         # Where the environment has not moved on, the next batch has the rest of the turn.
-        turns = streams.rewards[at], anchors, streams.bootstraps, streams.segment_ends[at], streams.step_ends[at]
+        turns = streams.rewards[at], values[at], streams.bootstraps, streams.segment_ends[at], streams.step_ends[at]
         step, token = (self.turn_gamma, self.turn_lambda), (self.token_gamma, self.token_lambda)
-        of_turns = gae(*turns, step, token)
-        rewards = streams.rewards.double().index_copy(0, at, of_turns + anchors)
-        advantages = gae(rewards, values, torch.zeros(len(at)), ends, ends, token, token)
-        return Estimate(advantages.float(), (advantages + values).float())
+        _, returns = gae(*turns, step, token)
+        rewards = streams.rewards.index_copy(0, at, returns.to(streams.rewards.dtype))
+        return Estimate(*gae(rewards, values, torch.zeros(len(at)), ends, ends, token, token))

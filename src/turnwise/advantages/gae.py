@@ -20,7 +20,7 @@ from torch import Tensor
 from turnwise.batch import Estimate, Streams
 from turnwise.compiled import compiled
 
-Floats: TypeAlias = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.floating]
 Marks: TypeAlias = NDArray[np.bool_]
 Pair: TypeAlias = tuple[float, float]  # gamma and lambda
 
@@ -44,8 +44,7 @@ class DualGAE:
         """Returns are advantage + value."""
         step, token = (self.step_gamma, self.step_lambda), (self.token_gamma, self.token_lambda)
         told = streams.rewards, streams.values, streams.bootstraps, streams.segment_ends, streams.step_ends
-        advantages = gae(*told, step, token)
-        return Estimate(advantages.float(), (advantages + streams.values.double()).float())
+        return Estimate(*gae(*told, step, token))
 
 
 def token_gae(gamma: float = 1.0, lam: float = 1.0) -> DualGAE:
@@ -66,30 +65,38 @@ def monte_carlo() -> DualGAE:
 
 def gae(
     rewards: Tensor, values: Tensor, bootstraps: Tensor, ends: Tensor, moved: Tensor, step: Pair, token: Pair
-) -> Tensor:
-    """A[k] = r[k] + g V[k+1] - V[k] + g l A[k+1], all [K], in fp64.
+) -> tuple[Tensor, Tensor]:
+    """A[k] = r[k] + g V[k+1] - V[k] + g l A[k+1] and the returns A[k] + V[k], all [K], by sums in fp64.
 
     (g, l) is the step pair where the environment `moved` on, else the token pair. After each of the marked `ends` V is
     the next of the `bootstraps` [E], and A is 0.
     """
-    arrays = (x.numpy() for x in (rewards, values, bootstraps, ends, moved))
-    return torch.from_numpy(_gae(*arrays, step, token))
+    found = torch.empty(len(rewards)), torch.empty(len(rewards))
+    _gae(*(x.numpy() for x in (rewards, values, bootstraps, ends, moved)), step, token, *(x.numpy() for x in found))
+    return found
 
 
 @compiled
 def _gae(
-    rewards: Floats, values: Floats, bootstraps: Floats, ends: Marks, moved: Marks, step: Pair, token: Pair
-) -> Floats:
-    advantages, segment = np.empty(len(rewards)), len(bootstraps)
-    value = later = 0.0
+    rewards: Floats,
+    values: Floats,
+    bootstraps: Floats,
+    ends: Marks,
+    moved: Marks,
+    step: Pair,
+    token: Pair,
+    advantages: Floats,
+    returns: Floats,
+) -> None:
+    segment, value, later = len(bootstraps), 0.0, 0.0
     for k in range(len(rewards) - 1, -1, -1):
         if ends[k]:
             segment -= 1
             value, later = bootstraps[segment], 0.0
         gamma, lam = step if moved[k] else token
         later = rewards[k] + gamma * value - values[k] + gamma * lam * later
-        advantages[k], value = later, values[k]
-    return advantages
+        value = values[k]
+        advantages[k], returns[k] = later, later + value
 
 
 def discounted_sums(x: Tensor, decay: Tensor) -> Tensor:

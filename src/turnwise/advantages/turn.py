@@ -43,10 +43,8 @@ class TurnGAE:
         """Returns are those of the turn, at all its tokens; only the anchor is a target."""
         ends = streams.step_ends | streams.segment_ends
         anchors = ends if self.anchor == "last" else torch.cat([ends.new_ones(1), ends[:-1]])
-        values = streams.values.double()[anchors]
         rewards = spans.sums(streams.rewards.double(), ends)
         # Where the environment has not moved on, the next batch has the rest of the turn.
-        told = rewards, values, streams.bootstraps, streams.segment_ends[ends], streams.step_ends[ends]
-        advantages = gae(*told, (self.turn_gamma, self.turn_lambda), (1.0, 1.0))
-        returns = advantages + values
-        return Estimate(spans.spread(advantages, ends).float(), spans.spread(returns, ends).float(), anchors)
+        turns = streams.values[anchors], streams.bootstraps, streams.segment_ends[ends], streams.step_ends[ends]
+        found = gae(rewards, *turns, (self.turn_gamma, self.turn_lambda), (1.0, 1.0))
+        return Estimate(*(spans.spread(x, ends) for x in found), anchors)
