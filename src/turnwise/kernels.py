@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from turnwise import gpu
+from turnwise import cpu, gpu
 
 # A processor prepares every new shape of a product anew, so only few are let occur: multiples of so many
 _COUNT = 64  # tokens or places
@@ -116,10 +116,7 @@ class _Norm(Function):
             total, found, scale = gpu.normed(given, added, weight, floor, kind)
             total = given if total is None else total
         else:
-            total = given if added is None else given + added
-            size = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
-            scale = (size.square() / total.shape[-1] + floor).rsqrt()
-            found = (total * scale).mul_(weight).to(kind)
+            total, found, scale = cpu.normed(given, added, weight, floor, kind)
         ctx.save_for_backward(total, weight, scale)
         return total, found
 
@@ -130,14 +127,8 @@ class _Norm(Function):
         if slope.is_cuda:
             of_weight = gpu.norm_weight_slope(slope, total, scale, _COUNT) if ctx.needs_input_grad[2] else None
             return *gpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind), of_weight, None, None
-        slope, width = slope.float(), total.shape[-1]  # an operation on two types would cast it each time
-        both = (slope * total).view(-1, width)
-        along = (both @ weight).view(scale.shape)  # how much the slope points along what is normed
-        of_weight = both.mT @ scale.flatten() if ctx.needs_input_grad[2] else None
-        of_given = slope * weight
-        of_given = of_given.mul_(scale) if of_total is None else torch.addcmul(of_total, of_given, scale)
-        of_given.addcmul_(total, along * scale**3, value=-1 / width)
-        return of_given, None if ctx.kind is None else of_given.to(ctx.kind), of_weight, None, None
+        of_given, of_added, of_weight = cpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind)
+        return of_given, of_added, of_weight if ctx.needs_input_grad[2] else None, None, None
 
 
 def norm(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
@@ -205,21 +196,13 @@ def _turned(given: Tensor, angles: Tensor) -> Tensor:
 class _Gated(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor) -> Tensor:
-        gate, up = given.chunk(2, -1)
-        opened = nn.functional.silu(gate)
-        ctx.save_for_backward(given, opened)
-        return opened * up
+        ctx.save_for_backward(given)
+        return cpu.opened(given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Tensor:
-        given, opened = ctx.saved_tensors
-        gate, up = given.chunk(2, -1)
-        found = torch.empty_like(given)
-        of_gate, of_up = found.chunk(2, -1)
-        torch.mul(slope, opened, out=of_up)
-        torch.ops.aten.silu_backward.grad_input(slope * up, gate, grad_input=of_gate)
-        return found
+        return cpu.opened_slope(*ctx.saved_tensors, slope)
 
 
 def gated(given: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def engine(tiny, request, monkeypatch) -> LocalEngine:
     """Stops at one token in nine or so, so that the requests of a crowd leave at different times."""
     monkeypatch.setattr(Decoder, "fits", lambda model, bf16: request.param != "module")
     if request.param == "no loops":
-        monkeypatch.setattr(attention, "_has_loops", lambda: False)
+        monkeypatch.setattr(attention, "has_threads", lambda: False)
     engine = LocalEngine(tiny[0], frozenset(range(2, 259, 9)), nullcontext())
     if request.param == "replays":
         replaying(engine, monkeypatch)

@@ -4,14 +4,13 @@ For a few tokens a row a processor has loops; else it is PyTorch's, for which ro
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from turnwise.engines.cache import Cache
+from turnwise.threads import has_threads, use_threads
 
 _SHORT = 64  # new tokens of a row up to which loops are no slower than PyTorch
 _FEW = 8  # and up to which two products are faster than its attention
@@ -30,7 +29,7 @@ def attention_of(positions: Tensor, counts: Sequence[int], groups: int, kept: Ca
 
     The chosen tokens are the last ones of all rows.
     """
-    if max(counts) <= _SHORT and positions.device.type == "cpu" and _has_loops():
+    if max(counts) <= _SHORT and positions.device.type == "cpu" and has_threads():
         return _Loops(positions, counts, groups, kept)
     return _Padded(positions, counts, groups, kept, bf16 and positions.is_cuda)
 
@@ -39,7 +38,7 @@ class _Loops:
     """Reads each row as far as it goes."""
 
     def __init__(self, positions: Tensor, counts: Sequence[int], groups: int, kept: Cache):
-        from turnwise.engines.loops import attend, use_threads
+        from turnwise.engines.loops import attend
 
         use_threads(len(positions) * kept.columns > _ALONE)
         self._attend, self._groups, self._kept = attend, groups, kept
@@ -130,9 +129,3 @@ def _halves(counts: Sequence[int], positions: Tensor) -> list[tuple[slice, int, 
     half, reach = -(-len(counts) // 2), 1 + positions[np.cumsum(counts) - 1]
     halves = slice(half), slice(half, len(counts))
     return [(rows, max(counts[rows]), int(reach[rows].max())) for rows in halves]
-
-
-@cache
-def _has_loops() -> bool:
-    """Whether there is a library of threads that PyTorch has in common with numba."""
-    return (Path(torch.__file__).parent / "lib" / "libgomp.so.1").exists()

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 import numba
 import numpy as np
-import torch
-from numba.core import config
 from numpy.typing import NDArray
 
 from turnwise.compiled import compiled
@@ -27,17 +25,6 @@ _SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n 
 
 _HOW: Any = {"fastmath": {"nnan", "nsz"}, "error_model": "numpy"}  # no other order of sums
 _part: Any = numba.njit(**_HOW)
-
-_settings: Any = config
-_settings.THREADING_LAYER = "omp"  # PyTorch's threads: of two sets of them each would wait for the other
-
-
-def use_threads(several: bool) -> None:
-    """Run the loops in as many threads as PyTorch has, or in one."""
-    threads = torch.get_num_threads()
-    numba.set_num_threads(min(threads, _settings.NUMBA_NUM_THREADS) if several else 1)
-    if torch.get_num_threads() != threads:  # when the layer starts, it gives its number of threads to PyTorch too
-        torch.set_num_threads(threads)
 
 
 @partial(compiled, parallel=True, **_HOW)

@@ -1,0 +1,229 @@
+"""What lies between the products of a layer, in loops that numba compiles for a processor, as gpu.py for a GPU.
+
+Each number is read once, computed with in fp32, and written once. Loops see bf16 as its bits. Sums are taken in the
+order in which they are written, so that they are the same to the last bit however the loops are compiled.
+
+Shapes: N vectors of D numbers, I units of a perceptron.
+"""
+
+from functools import partial
+from typing import Any, TypeAlias
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic, overload
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.compiled import compiled
+from turnwise.threads import has_threads, use_threads
+
+Numbers: TypeAlias = NDArray[np.float32]
+Either: TypeAlias = NDArray[Any]  # fp32, or the bits of bf16
+
+_ROWS = 64  # vectors at a time, by one thread
+_SIDE_BY_SIDE = 64  # sums, of which a vector's is made
+_LEAST, _MOST = np.float32(-126), np.float32(127)  # exponents of normal numbers, as fp32 writes them:
+_BIAS, _FRACTION = np.int32(127), np.int32(23)
+_SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
+_LOG2_E = np.float32(1 / np.log(2))
+_ONE = np.float32(1)
+_NAN, _HALF, _KEPT = np.uint32(0x7FC00000), np.uint32(0x7FFF), np.uint32(16)  # of fp32 bits bf16 keeps the first 16
+
+_part: Any = numba.njit(error_model="numpy")
+_loops = partial(compiled, parallel=has_threads(), nogil=True, error_model="numpy")
+
+
+def opened(given: Tensor) -> Tensor:
+    """SwiGLU: [N, I] of gates and ups [N, 2 I]."""
+    found = given.new_empty((len(given), given.shape[1] // 2))
+    use_threads()
+    _opened(_array(given), _array(found))
+    return found
+
+
+def opened_slope(given: Tensor, slope: Tensor) -> Tensor:
+    """Of gates and ups [N, 2 I], by that of what SwiGLU makes of them [N, I]."""
+    found = torch.empty_like(given)
+    use_threads()
+    _opened_slope(_array(given), _array(slope), _array(found))
+    return found
+
+
+def normed(
+    given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum [..., D], or what is given; its RMS norm over the last axis, in `kind`; the norm's scale [..., 1]."""
+    given = given.contiguous()
+    total = given if added is None else torch.empty_like(given)
+    found, scale = torch.empty_like(given, dtype=kind), given.new_empty((*given.shape[:-1], 1))
+    read, made = (_vectors(given), _vectors(added), _array(weight)), (_vectors(total), _vectors(found), _array(scale))
+    use_threads()
+    _normed(*read, np.float32(floor), *made[:2], made[2].reshape(-1))
+    return total, found, scale
+
+
+def norm_slope(
+    slope: Tensor, total: Tensor, weight: Tensor, scale: Tensor, beside: Tensor | None, kind: torch.dtype | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Of the sum [..., D], in fp32, by that of its norm and by another of itself, if there is one; in `kind` too.
+
+    And that of the weight [D].
+    """
+    found = torch.empty_like(total)
+    again = None if kind is None or kind == found.dtype else torch.empty_like(found, dtype=kind)
+    of_weight = total.new_zeros((-(-scale.numel() // _ROWS), len(weight)))
+    read = _vectors(slope), _vectors(total), _array(weight), _array(scale).reshape(-1), _vectors(beside)
+    use_threads()
+    _norm_slope(*read, _vectors(found), _vectors(again), _array(of_weight))
+    return found, found if kind == found.dtype else again, of_weight.sum(0)
+
+
+def _array(x: Tensor) -> Either:
+    x = x.detach().contiguous()
+    return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def _vectors(x: Tensor | None) -> Either | None:
+    """[N, D]."""
+    return None if x is None else _array(x).reshape(-1, x.shape[-1])
+
+
+@_loops
+def _opened(given: Either, found: Either) -> None:
+    for n in numba.prange(len(found)):
+        both, row = given[n], found[n]
+        size = len(row)
+        for i in range(size):
+            gate = _number(both[i])
+            _keep(row, i, gate * _sigmoid(gate) * _number(both[size + i]))
+
+
+@_loops
+def _opened_slope(given: Either, slope: Either, found: Either) -> None:
+    for n in numba.prange(len(slope)):
+        both, own, row = given[n], slope[n], found[n]
+        size = len(own)
+        for i in range(size):
+            gate, up, x = _number(both[i]), _number(both[size + i]), _number(own[i])
+            share = _sigmoid(gate)
+            _keep(row, i, x * up * share * (_ONE + gate * (_ONE - share)))
+            _keep(row, size + i, x * gate * share)
+
+
+@_loops
+def _normed(
+    given: Numbers, added: Either | None, weight: Numbers, floor: float, total: Numbers, found: Either, scale: Numbers
+) -> None:
+    size = len(weight)
+    for block in numba.prange(-(-len(found) // _ROWS)):
+        sums = np.empty(_SIDE_BY_SIDE, np.float32)
+        for n in range(block * _ROWS, min(len(found), (block + 1) * _ROWS)):
+            row, normed_row = total[n], found[n]
+            if added is not None:
+                for i in range(size):
+                    row[i] = given[n, i] + _number(added[n, i])
+            factor = _ONE / np.sqrt(_product(row, row, sums) / np.float32(size) + floor)
+            for i in range(size):
+                _keep(normed_row, i, row[i] * factor * weight[i])
+            scale[n] = factor
+
+
+@_loops
+def _norm_slope(
+    slope: Either,
+    total: Numbers,
+    weight: Numbers,
+    scale: Numbers,
+    beside: Numbers | None,
+    found: Numbers,
+    again: Either | None,
+    of_weight: Numbers,
+) -> None:
+    size = len(weight)
+    for block in numba.prange(len(of_weight)):
+        sums, own, share = np.empty(_SIDE_BY_SIDE, np.float32), np.empty(size, np.float32), of_weight[block]
+        for n in range(block * _ROWS, min(len(found), (block + 1) * _ROWS)):
+            row, of_row, factor = total[n], found[n], scale[n]
+            for i in range(size):
+                x = _number(slope[n, i])
+                own[i] = x * weight[i]
+                share[i] += x * row[i] * factor
+            along = _product(own, row, sums) * factor * factor * factor / np.float32(size)
+            for i in range(size):
+                of_row[i] = own[i] * factor - row[i] * along
+            if beside is not None:
+                for i in range(size):
+                    of_row[i] += beside[n, i]
+            if again is not None:
+                for i in range(size):
+                    _keep(again[n], i, of_row[i])
+
+
+@_part
+def _product(one: Numbers, other: Numbers, sums: Numbers) -> Any:
+    """Of two vectors [D]; `sums` is room for as many as are taken side by side."""
+    whole = len(one) // _SIDE_BY_SIDE * _SIDE_BY_SIDE
+    sums[:] = 0
+    for start in range(0, whole, _SIDE_BY_SIDE):
+        for i in range(_SIDE_BY_SIDE):
+            sums[i] += one[start + i] * other[start + i]
+    for i in range(16):
+        sums[i] = (sums[i] + sums[i + 16]) + (sums[i + 32] + sums[i + 48])
+    for i in range(4):
+        sums[i] = (sums[i] + sums[i + 4]) + (sums[i + 8] + sums[i + 12])
+    total = (sums[0] + sums[1]) + (sums[2] + sums[3])
+    for i in range(whole, len(one)):
+        total += one[i] * other[i]
+    return total
+
+
+@_part
+def _sigmoid(x: Any) -> Any:
+    c0, c1, c2, c3, c4, c5, c6 = _SERIES
+    power = -x * _LOG2_E
+    power = power if power > _LEAST else _LEAST
+    power = power if power < _MOST else _MOST
+    whole = np.floor(power + np.float32(0.5))
+    y = power - whole
+    fraction = c0 + y * (c1 + y * (c2 + y * (c3 + y * (c4 + y * (c5 + y * c6)))))
+    return _ONE / (_ONE + fraction * _of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION)))
+
+
+def _number(x: Any) -> Any:
+    """What is kept, in fp32."""
+
+
+def _keep(row: Any, at: Any, x: Any) -> Any:
+    """Put a number in fp32 where it is to be kept: rounded to the nearest bf16, and of two to the even one."""
+
+
+@overload(_number)
+def _number_of(x):  # pyright: ignore[reportUnusedFunction]
+    return (lambda x: _of_bits(np.uint32(x) << _KEPT)) if x == types.uint16 else lambda x: x
+
+
+@overload(_keep)
+def _keep_in(row, at, x):  # pyright: ignore[reportUnusedFunction]
+    def rounded(row, at, x):
+        bits = _bits(x)
+        nearest = bits + _HALF + ((bits >> _KEPT) & np.uint32(1))
+        row[at] = np.uint16((nearest if x == x else _NAN) >> _KEPT)
+
+    def exact(row, at, x):
+        row[at] = x
+
+    return rounded if row.dtype == types.uint16 else exact
+
+
+@intrinsic
+def _bits(context, x):
+    return types.uint32(types.float32), lambda _, builder, __, given: builder.bitcast(given[0], ir.IntType(32))
+
+
+@intrinsic
+def _of_bits(context, x):
+    return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(given[0], ir.FloatType())

@@ -1,0 +1,133 @@
+"""The loops say what PyTorch's formulas say, in any number of threads and in every process."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from turnwise import cpu
+
+KINDS = [torch.float32, torch.bfloat16]
+
+
+def luck(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 6, 1120])
+def test_gates_are_computed_in_fp32_and_rounded_once(kind, width):
+    given, slope = (3 * luck(130, 2 * width)).to(kind), luck(130, width, seed=1).to(kind)
+    exact = given.double().requires_grad_()
+    wanted = nn.functional.silu(exact[:, :width]) * exact[:, width:]
+    (of_given,) = torch.autograd.grad(wanted, exact, slope.double())
+    near = {"rtol": 2**-8 if kind == torch.bfloat16 else 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(cpu.opened(given).double(), wanted.detach(), **near)
+    torch.testing.assert_close(cpu.opened_slope(given, slope).double(), of_given, **near)
+
+
+def test_gates_that_are_far_open_or_shut_stay_finite():
+    gates = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30]])
+    given = torch.cat([gates, torch.ones_like(gates)], 1)
+    assert cpu.opened(given)[0, 2:].tolist() == pytest.approx([0, 0, 88, 200, 1e30], rel=1e-6, abs=1e-30)
+    assert cpu.opened(given).isfinite().all()
+    assert cpu.opened_slope(given, torch.ones_like(gates)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_stays_none(kind):
+    """An update that breaks is to be seen."""
+    given = torch.tensor([[torch.nan, 1.0, 1.0, torch.nan]]).to(kind)
+    assert cpu.opened(given).isnan().tolist() == [[True, True]]
+    weight = torch.ones(4)
+    total, found, scale = cpu.normed(given.float(), None, weight, 0.0, kind)
+    assert found.isnan().all()
+    assert cpu.norm_slope(found, total, weight, scale, None, kind)[0].isnan().all()
+
+
+def test_numbers_are_rounded_as_pytorch_rounds_them():
+    """Those between two of bf16 too: to the even one."""
+    bits = torch.arange(0x3F80_0000, 0x3F84_0000, 0x1000, dtype=torch.int32)
+    numbers = torch.cat([bits, bits + 1, bits - 1]).view(torch.float32)[:, None]
+    # The norm of 1 is 1, so what comes out is the weight.
+    for number in numbers:
+        _, found, _ = cpu.normed(torch.ones(1, 1), None, number, 0.0, torch.bfloat16)
+        assert found.item() == number.bfloat16().item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 1), (65, 63), (130, 448), (64, 3, 64)])
+@pytest.mark.parametrize("adds", [True, False])
+def test_norms_are_pytorchs(kind, shape, adds):
+    given, weight = luck(*shape), luck(shape[-1], seed=1)
+    added = luck(*shape, seed=2).to(kind) if adds else None
+    slope, beside = luck(*shape, seed=3).to(kind), luck(*shape, seed=4) if adds else None
+    exact, own = given.double().requires_grad_(), weight.double().requires_grad_()
+    total = exact if added is None else exact + added.double()
+    wanted = nn.functional.rms_norm(total, shape[-1:], own, 1e-6)
+    slopes = [slope.double()] if beside is None else [slope.double(), beside.double()]
+    outputs = [wanted] if beside is None else [wanted, total]
+    of_given, of_weight = torch.autograd.grad(outputs, [exact, own], slopes)
+    summed, found, scale = cpu.normed(given, added, weight, 1e-6, kind)
+    mine, again, of_mine = cpu.norm_slope(slope, summed, weight, scale, beside, kind)
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(summed.double(), total.detach(), **near)
+    torch.testing.assert_close(found, wanted.detach().to(kind), rtol=2**-7, atol=1e-5)
+    torch.testing.assert_close(mine.double(), of_given, **near)
+    torch.testing.assert_close(of_mine.double(), of_weight, **near)
+    assert again is not None
+    assert torch.equal(again, mine.to(kind))
+
+
+def test_rows_that_lie_apart_are_read_as_they_are():
+    wide = luck(5, 16)
+    apart, together = wide[:, ::2], wide[:, ::2].contiguous()
+    assert torch.equal(cpu.opened(apart), cpu.opened(together))
+    weight = luck(8, seed=1)
+    for mine, theirs in zip(
+        cpu.normed(apart, apart, weight, 0.1, torch.bfloat16),
+        cpu.normed(together, together, weight, 0.1, torch.bfloat16),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def digest() -> str:
+    """Of what the loops make of some numbers, to the last bit."""
+    made = hashlib.sha256()
+    for kind in KINDS:
+        given, weight, slope = luck(200, 448), luck(448, seed=1), luck(200, 448, seed=2).to(kind)
+        total, found, scale = cpu.normed(given, slope, weight, 1e-6, kind)
+        of_gates = cpu.opened_slope(found, slope[:, :224])
+        for one in (total, found, scale, cpu.opened(found), of_gates):
+            made.update(one.float().numpy().tobytes())
+        for one in cpu.norm_slope(slope, total, weight, scale, given, kind):
+            assert one is not None
+            made.update(one.float().numpy().tobytes())
+    return made.hexdigest()
+
+
+def test_bits_do_not_hang_on_threads_nor_on_who_compiled(threads, tmp_path):
+    torch.set_num_threads(1)
+    mine = digest()
+    torch.set_num_threads(2)
+    assert digest() == mine
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_cpu; print(test_cpu.digest())"
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    apart = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):  # who compiles, and who finds what was compiled
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=apart)
+        assert done.stdout.strip() == mine
