@@ -219,11 +219,13 @@ def _keep_in(row, at, x):  # pyright: ignore[reportUnusedFunction]
     return rounded if row.dtype == types.uint16 else exact
 
 
-@intrinsic
-def _bits(context, x):
+def _cast_to_bits(context: Any, x: Any) -> Any:
     return types.uint32(types.float32), lambda _, builder, __, given: builder.bitcast(given[0], ir.IntType(32))
 
 
-@intrinsic
-def _of_bits(context, x):
+def _cast_of_bits(context: Any, x: Any) -> Any:
     return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(given[0], ir.FloatType())
+
+
+_bits: Any = intrinsic(_cast_to_bits)
+_of_bits: Any = intrinsic(_cast_of_bits)

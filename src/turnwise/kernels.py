@@ -202,7 +202,8 @@ class _Gated(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return cpu.opened_slope(*ctx.saved_tensors, slope)
+        (given,) = ctx.saved_tensors
+        return cpu.opened_slope(given, slope)
 
 
 def gated(given: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from turnwise.engines.attention import attention_of
 from turnwise.engines.cache import Cache
 
 needs_loops = pytest.mark.skipif(
-    not attention._has_loops(), reason="no numba, or no threads that PyTorch shares with it"
+    not attention.has_threads(), reason="no numba, or no threads that PyTorch shares with it"
 )
 FAR = 1e30  # stands in all columns behind a row's own
 
@@ -62,7 +62,7 @@ def test_it_is_what_the_formula_says(loops, counts, known, groups, repeat, size,
         held.fill_(FAR)[first : first + rows, :, :known] = start
     ends = torch.tensor(counts).cumsum(0) - 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "_has_loops", lambda: loops)
+        patch.setattr(attention, "has_threads", lambda: loops)
         attend = attention_of(positions, counts, groups, kept, bf16=True)
     found, last = attend(parts, 0, None), attend(parts, 0, ends)
     expected = formula(parts, begun, counts, groups)

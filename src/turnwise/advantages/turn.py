@@ -46,5 +46,5 @@ class TurnGAE:
         rewards = spans.sums(streams.rewards.double(), ends)
         # Where the environment has not moved on, the next batch has the rest of the turn.
         turns = streams.values[anchors], streams.bootstraps, streams.segment_ends[ends], streams.step_ends[ends]
-        found = gae(rewards, *turns, (self.turn_gamma, self.turn_lambda), (1.0, 1.0))
-        return Estimate(*(spans.spread(x, ends) for x in found), anchors)
+        advantages, returns = gae(rewards, *turns, (self.turn_gamma, self.turn_lambda), (1.0, 1.0))
+        return Estimate(spans.spread(advantages, ends), spans.spread(returns, ends), anchors)
