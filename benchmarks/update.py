@@ -9,6 +9,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import product_rate, record, rss_mib
 from turnwise.advantages.gae import DualGAE
+from turnwise.allocator import keep_freed_memory
 from turnwise.batch import Batch, pack
 from turnwise.config import KLConfig, ModelConfig, UpdateConfig
 from turnwise.kernels import padded
@@ -25,6 +26,7 @@ SPREADS = {"even": (128, 128), "4x": (52, 208)}  # shortest and longest row, in 
 
 
 def main() -> None:
+    keep_freed_memory()  # as the command line does
     device = pick_device("auto")
     precision = arithmetic(ModelConfig().precision, device)
     config = UpdateConfig(minibatch=64, micro_tokens=2048 if device.type == "cpu" else 16384)

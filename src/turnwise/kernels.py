@@ -2,8 +2,8 @@
 """What the layers of a decoder compute, forwards and backwards, in as few operations as there can be.
 
 A small model's products take a millisecond or two on a processor; what lies around them must not take longer. Each
-function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice. On a GPU
-their formulas are compiled (gpu.py).
+function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice. What lies
+between products is compiled, of formulas for a GPU (gpu.py) and of loops for a processor (cpu.py).
 
 Shapes: N tokens, D hidden units, d units of a head, H query heads, G groups of keys and values, R ranks of adapters.
 """
