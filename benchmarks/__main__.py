@@ -22,6 +22,7 @@ ALL = QUICK + WITH_PEERS + ON_GPUS
 names = sys.argv[1:] or QUICK
 for name in names:
     if name not in ALL:
-        sys.exit(f"unknown benchmark {name!r}; there are {', '.join(ALL)}")
+        print(f"unknown benchmark {name!r}; there are {', '.join(ALL)}", file=sys.stderr)
+        sys.exit(2)
 for name in names:
     import_module(f"benchmarks.{name}").main()
