@@ -92,10 +92,12 @@ def test_norms_are_pytorchs(kind, shape, adds):
     assert torch.equal(again, mine.to(kind))
 
 
-def test_rows_that_lie_apart_are_read_as_they_are():
-    wide = luck(5, 16)
-    apart, together = wide[:, ::2], wide[:, ::2].contiguous()
+@pytest.mark.parametrize("apart", [luck(5, 16)[:, ::2], luck(8, 5).mT])
+def test_rows_that_lie_apart_are_read_as_they_are(apart):
+    together = apart.contiguous()
     assert torch.equal(cpu.opened(apart), cpu.opened(together))
+    slope = luck(5, 4)
+    assert torch.equal(cpu.opened_slope(apart, slope), cpu.opened_slope(together, slope))
     weight = luck(8, seed=1)
     for mine, theirs in zip(
         cpu.normed(apart, apart, weight, 0.1, torch.bfloat16),

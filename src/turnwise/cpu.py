@@ -47,7 +47,7 @@ def opened(given: Tensor) -> Tensor:
 
 def opened_slope(given: Tensor, slope: Tensor) -> Tensor:
     """Of gates and ups [N, 2 I], by that of what SwiGLU makes of them [N, I]."""
-    found = torch.empty_like(given)
+    found = given.new_empty(given.shape)
     use_threads()
     _opened_slope(_array(given), _array(slope), _array(found))
     return found
@@ -58,11 +58,11 @@ def normed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum [..., D], or what is given; its RMS norm over the last axis, in `kind`; the norm's scale [..., 1]."""
     given = given.contiguous()
-    total = given if added is None else torch.empty_like(given)
-    found, scale = torch.empty_like(given, dtype=kind), given.new_empty((*given.shape[:-1], 1))
-    read, made = (_vectors(given), _vectors(added), _array(weight)), (_vectors(total), _vectors(found), _array(scale))
+    total = given if added is None else given.new_empty(given.shape)
+    found, scale = given.new_empty(given.shape, dtype=kind), given.new_empty((*given.shape[:-1], 1))
+    read = _vectors(given), _vectors(added), _array(weight), np.float32(floor)
     use_threads()
-    _normed(*read, np.float32(floor), *made[:2], made[2].reshape(-1))
+    _normed(*read, _vectors(total), _vectors(found), _array(scale).reshape(-1))
     return total, found, scale
 
 
@@ -73,8 +73,8 @@ def norm_slope(
 
     And that of the weight [D].
     """
-    found = torch.empty_like(total)
-    again = None if kind is None or kind == found.dtype else torch.empty_like(found, dtype=kind)
+    found = total.new_empty(total.shape)
+    again = None if kind is None or kind == found.dtype else found.new_empty(found.shape, dtype=kind)
     of_weight = total.new_zeros((-(-scale.numel() // _ROWS), len(weight)))
     read = _vectors(slope), _vectors(total), _array(weight), _array(scale).reshape(-1), _vectors(beside)
     use_threads()
@@ -122,13 +122,13 @@ def _normed(
     for block in numba.prange(-(-len(found) // _ROWS)):
         sums = np.empty(_SIDE_BY_SIDE, np.float32)
         for n in range(block * _ROWS, min(len(found), (block + 1) * _ROWS)):
-            row, normed_row = total[n], found[n]
+            row, of_unit_size = total[n], found[n]
             if added is not None:
                 for i in range(size):
                     row[i] = given[n, i] + _number(added[n, i])
             factor = _ONE / np.sqrt(_product(row, row, sums) / np.float32(size) + floor)
             for i in range(size):
-                _keep(normed_row, i, row[i] * factor * weight[i])
+                _keep(of_unit_size, i, row[i] * factor * weight[i])
             scale[n] = factor
 
 
