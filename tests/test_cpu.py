@@ -55,7 +55,7 @@ def test_what_is_no_number_stays_none(kind):
     weight = torch.ones(4)
     total, found, scale = cpu.normed(given.float(), None, weight, 0.0, kind)
     assert found.isnan().all()
-    assert cpu.norm_slope(found, total, weight, scale, None, kind)[0].isnan().all()
+    assert cpu.norm_slope(found, total, weight, scale, None, kind, True)[0].isnan().all()
 
 
 def test_numbers_are_rounded_as_pytorch_rounds_them():
@@ -82,14 +82,17 @@ def test_norms_are_pytorchs(kind, shape, adds):
     outputs = [wanted] if beside is None else [wanted, total]
     of_given, of_weight = torch.autograd.grad(outputs, [exact, own], slopes)
     summed, found, scale = cpu.normed(given, added, weight, 1e-6, kind)
-    mine, again, of_mine = cpu.norm_slope(slope, summed, weight, scale, beside, kind)
+    mine, again, of_mine = cpu.norm_slope(slope, summed, weight, scale, beside, kind, True)
     near = {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(summed.double(), total.detach(), **near)
     torch.testing.assert_close(found, wanted.detach().to(kind), rtol=2**-7, atol=1e-5)
     torch.testing.assert_close(mine.double(), of_given, **near)
+    assert again is not None and of_mine is not None
     torch.testing.assert_close(of_mine.double(), of_weight, **near)
-    assert again is not None
     assert torch.equal(again, mine.to(kind))
+    frozen, _, none = cpu.norm_slope(slope, summed, weight, scale, beside, kind, False)
+    assert torch.equal(frozen, mine)
+    assert none is None
 
 
 @pytest.mark.parametrize("apart", [luck(5, 16)[:, ::2], luck(8, 5).mT])
@@ -116,7 +119,7 @@ def digest() -> str:
         of_gates = cpu.opened_slope(found, slope[:, :224])
         for one in (total, found, scale, cpu.opened(found), of_gates):
             made.update(one.float().numpy().tobytes())
-        for one in cpu.norm_slope(slope, total, weight, scale, given, kind):
+        for one in cpu.norm_slope(slope, total, weight, scale, given, kind, True):
             assert one is not None
             made.update(one.float().numpy().tobytes())
     return made.hexdigest()

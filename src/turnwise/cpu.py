@@ -25,7 +25,8 @@ Numbers: TypeAlias = NDArray[np.float32]
 Either: TypeAlias = NDArray[Any]  # fp32, or the bits of bf16
 
 _ROWS = 64  # vectors at a time, by one thread
-_SIDE_BY_SIDE = 64  # sums, of which a vector's is made
+_SIDE_BY_SIDE = 64  # sums, of which a vector's is made: four become one, three times
+# Powers of two are as in engines/loops.py: what numba keeps is made anew where its own file has changed, and no other.
 _LEAST, _MOST = np.float32(-126), np.float32(127)  # exponents of normal numbers, as fp32 writes them:
 _BIAS, _FRACTION = np.int32(127), np.int32(23)
 _SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
@@ -67,19 +68,25 @@ def normed(
 
 
 def norm_slope(
-    slope: Tensor, total: Tensor, weight: Tensor, scale: Tensor, beside: Tensor | None, kind: torch.dtype | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    slope: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    beside: Tensor | None,
+    kind: torch.dtype | None,
+    learns: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Of the sum [..., D], in fp32, by that of its norm and by another of itself, if there is one; in `kind` too.
 
-    And that of the weight [D].
+    And that of the weight [D], if it learns.
     """
     found = total.new_empty(total.shape)
     again = None if kind is None or kind == found.dtype else found.new_empty(found.shape, dtype=kind)
-    of_weight = total.new_zeros((-(-scale.numel() // _ROWS), len(weight)))
+    of_weight = total.new_zeros((-(-scale.numel() // _ROWS), len(weight))) if learns else None
     read = _vectors(slope), _vectors(total), _array(weight), _array(scale).reshape(-1), _vectors(beside)
     use_threads()
-    _norm_slope(*read, _vectors(found), _vectors(again), _array(of_weight))
-    return found, found if kind == found.dtype else again, of_weight.sum(0)
+    _norm_slope(*read, _vectors(found), _vectors(again), _vectors(of_weight))
+    return found, found if kind == found.dtype else again, None if of_weight is None else of_weight.sum(0)
 
 
 def _array(x: Tensor) -> Either:
@@ -98,8 +105,8 @@ def _opened(given: Either, found: Either) -> None:
         both, row = given[n], found[n]
         size = len(row)
         for i in range(size):
-            gate = _number(both[i])
-            _keep(row, i, gate * _sigmoid(gate) * _number(both[size + i]))
+            gate = _load(both[i])
+            _store(row, i, gate * _sigmoid(gate) * _load(both[size + i]))
 
 
 @_loops
@@ -108,10 +115,10 @@ def _opened_slope(given: Either, slope: Either, found: Either) -> None:
         both, own, row = given[n], slope[n], found[n]
         size = len(own)
         for i in range(size):
-            gate, up, x = _number(both[i]), _number(both[size + i]), _number(own[i])
+            gate, up, x = _load(both[i]), _load(both[size + i]), _load(own[i])
             share = _sigmoid(gate)
-            _keep(row, i, x * up * share * (_ONE + gate * (_ONE - share)))
-            _keep(row, size + i, x * gate * share)
+            _store(row, i, x * up * share * (_ONE + gate * (_ONE - share)))
+            _store(row, size + i, x * gate * share)
 
 
 @_loops
@@ -125,10 +132,10 @@ def _normed(
             row, of_unit_size = total[n], found[n]
             if added is not None:
                 for i in range(size):
-                    row[i] = given[n, i] + _number(added[n, i])
+                    row[i] = given[n, i] + _load(added[n, i])
             factor = _ONE / np.sqrt(_product(row, row, sums) / np.float32(size) + floor)
             for i in range(size):
-                _keep(of_unit_size, i, row[i] * factor * weight[i])
+                _store(of_unit_size, i, row[i] * factor * weight[i])
             scale[n] = factor
 
 
@@ -141,17 +148,15 @@ def _norm_slope(
     beside: Numbers | None,
     found: Numbers,
     again: Either | None,
-    of_weight: Numbers,
+    of_weight: Numbers | None,
 ) -> None:
     size = len(weight)
-    for block in numba.prange(len(of_weight)):
-        sums, own, share = np.empty(_SIDE_BY_SIDE, np.float32), np.empty(size, np.float32), of_weight[block]
+    for block in numba.prange(-(-len(found) // _ROWS)):
+        sums, own = np.empty(_SIDE_BY_SIDE, np.float32), np.empty(size, np.float32)
         for n in range(block * _ROWS, min(len(found), (block + 1) * _ROWS)):
             row, of_row, factor = total[n], found[n], scale[n]
             for i in range(size):
-                x = _number(slope[n, i])
-                own[i] = x * weight[i]
-                share[i] += x * row[i] * factor
+                own[i] = _load(slope[n, i]) * weight[i]
             along = _product(own, row, sums) * factor * factor * factor / np.float32(size)
             for i in range(size):
                 of_row[i] = own[i] * factor - row[i] * along
@@ -160,7 +165,10 @@ def _norm_slope(
                     of_row[i] += beside[n, i]
             if again is not None:
                 for i in range(size):
-                    _keep(again[n], i, of_row[i])
+                    _store(again[n], i, of_row[i])
+            if of_weight is not None:
+                for i in range(size):
+                    of_weight[block, i] += _load(slope[n, i]) * row[i] * factor
 
 
 @_part
@@ -193,21 +201,21 @@ def _sigmoid(x: Any) -> Any:
     return _ONE / (_ONE + fraction * _of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION)))
 
 
-def _number(x: Any) -> Any:
-    """What is kept, in fp32."""
+def _load(x: Any) -> Any:
+    """A number of `Either`, in fp32."""
 
 
-def _keep(row: Any, at: Any, x: Any) -> Any:
-    """Put a number in fp32 where it is to be kept: rounded to the nearest bf16, and of two to the even one."""
+def _store(row: Any, at: Any, x: Any) -> Any:
+    """Put a number in fp32 into `Either`: as it is, or rounded to the nearest bf16, and of two to the even one."""
 
 
-@overload(_number)
-def _number_of(x):  # pyright: ignore[reportUnusedFunction]
+@overload(_load)
+def _load_either(x):  # pyright: ignore[reportUnusedFunction]
     return (lambda x: _of_bits(np.uint32(x) << _KEPT)) if x == types.uint16 else lambda x: x
 
 
-@overload(_keep)
-def _keep_in(row, at, x):  # pyright: ignore[reportUnusedFunction]
+@overload(_store)
+def _store_either(row, at, x):  # pyright: ignore[reportUnusedFunction]
     def rounded(row, at, x):
         bits = _bits(x)
         nearest = bits + _HALF + ((bits >> _KEPT) & np.uint32(1))

@@ -127,8 +127,8 @@ class _Norm(Function):
         if slope.is_cuda:
             of_weight = gpu.norm_weight_slope(slope, total, scale, _COUNT) if ctx.needs_input_grad[2] else None
             return *gpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind), of_weight, None, None
-        of_given, of_added, of_weight = cpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind)
-        return of_given, of_added, of_weight if ctx.needs_input_grad[2] else None, None, None
+        learns = ctx.needs_input_grad[2]
+        return *cpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind, learns), None, None
 
 
 def norm(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
