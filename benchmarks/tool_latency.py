@@ -19,7 +19,8 @@ import torch
 from benchmarks.common import record
 from turnwise.collector import Collector
 from turnwise.config import Config
-from turnwise.engines import local
+from turnwise.engines import guesses
+from turnwise.engines.guesses import Guess
 from turnwise.engines.local import LocalEngine
 from turnwise.players import open_player
 from turnwise.protocols import Codec
@@ -82,7 +83,7 @@ class Told(LocalEngine):
         super()._step()
         self.busy_s += time.perf_counter() - start
 
-    def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: torch.Tensor) -> None:
+    def _sample(self, first: int, guesses: Sequence[Sequence[Guess]], logits: torch.Tensor) -> None:
         super()._sample(first, guesses, logits)
         for request in self._running[first : first + len(guesses)]:
             words = self.calls if request.sampling.max_tokens == len(self.calls) else self.answer
@@ -90,7 +91,7 @@ class Told(LocalEngine):
 
 
 def main() -> None:
-    local._AHEAD = 0  # guesses are of what the model would say, not of what it is told to
+    guesses._AHEAD = 0  # guesses are of what the model would say, not of what it is told to
     busy: dict[float, list[float]] = {0.0: [], MEAN_S: []}
     walls: list[float] = []
     for _ in range(ROUNDS):

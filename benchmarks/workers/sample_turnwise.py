@@ -17,8 +17,8 @@ def main() -> None:
     engine = LocalEngine(model, frozenset(), arithmetic(job.precision, model.device))
 
     async def sample(prompts: list[list[int]]) -> int:
-        sampling = Sampling(job.reply_tokens)
-        replies = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
+        asked = (Sampling(job.reply_tokens, seed=number) for number in range(len(prompts)))
+        replies = await asyncio.gather(*(engine.generate(*each) for each in zip(prompts, asked, strict=False)))
         return sum(len(reply.token_ids) for reply in replies)
 
     for number, request in enumerate(line.requests()):

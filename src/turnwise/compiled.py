@@ -1,9 +1,15 @@
-"""Loops that numba compiles when they are first run, and keeps for later processes."""
+"""Loops that numba compiles when they are first run, and keeps for later processes; and what they need beyond numba.
+
+What is kept is made anew where the loops' own file has changed, and no other.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import numba
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 
 def compiled(loops: Callable[..., Any], **how: Any) -> Any:
@@ -12,3 +18,21 @@ def compiled(loops: Callable[..., Any], **how: Any) -> Any:
         return numba.njit(cache=True, **how)(loops)
     except RuntimeError:
         return numba.njit(**how)(loops)
+
+
+def _fma(context: Any, one: Any, other: Any, more: Any) -> Any:
+    """one * other + more, rounded once: in one instruction, wherever the loop is compiled."""
+    return types.float32(*3 * [types.float32]), lambda _, builder, __, given: builder.fma(*given)
+
+
+def _to_bits(context: Any, x: Any) -> Any:
+    return types.uint32(types.float32), lambda _, builder, __, given: builder.bitcast(given[0], ir.IntType(32))
+
+
+def _of_bits(context: Any, x: Any) -> Any:
+    return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(given[0], ir.FloatType())
+
+
+fma: Any = intrinsic(_fma)
+to_bits: Any = intrinsic(_to_bits)
+of_bits: Any = intrinsic(_of_bits)

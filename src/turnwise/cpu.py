@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.compiled import compiled
+from turnwise.compiled import compiled, fma, of_bits, to_bits
 from turnwise.threads import has_threads, use_threads
 
 Numbers: TypeAlias = NDArray[np.float32]
@@ -197,8 +196,8 @@ def _sigmoid(x: Any) -> Any:
     power = power if power < _MOST else _MOST
     whole = np.floor(power + np.float32(0.5))
     y = power - whole
-    fraction = c0 + y * (c1 + y * (c2 + y * (c3 + y * (c4 + y * (c5 + y * c6)))))
-    return _ONE / (_ONE + fraction * _of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION)))
+    fraction = fma(y, fma(y, fma(y, fma(y, fma(y, fma(y, c6, c5), c4), c3), c2), c1), c0)
+    return _ONE / (_ONE + fraction * of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION)))
 
 
 def _load(x: Any) -> Any:
@@ -211,13 +210,13 @@ def _store(row: Any, at: Any, x: Any) -> Any:
 
 @overload(_load)
 def _load_either(x):  # pyright: ignore[reportUnusedFunction]
-    return (lambda x: _of_bits(np.uint32(x) << _KEPT)) if x == types.uint16 else lambda x: x
+    return (lambda x: of_bits(np.uint32(x) << _KEPT)) if x == types.uint16 else lambda x: x
 
 
 @overload(_store)
 def _store_either(row, at, x):  # pyright: ignore[reportUnusedFunction]
     def rounded(row, at, x):
-        bits = _bits(x)
+        bits = to_bits(x)
         nearest = bits + _HALF + ((bits >> _KEPT) & np.uint32(1))
         row[at] = np.uint16((nearest if x == x else _NAN) >> _KEPT)
 
@@ -225,15 +224,3 @@ def _store_either(row, at, x):  # pyright: ignore[reportUnusedFunction]
         row[at] = x
 
     return rounded if row.dtype == types.uint16 else exact
-
-
-def _cast_to_bits(context: Any, x: Any) -> Any:
-    return types.uint32(types.float32), lambda _, builder, __, given: builder.bitcast(given[0], ir.IntType(32))
-
-
-def _cast_of_bits(context: Any, x: Any) -> Any:
-    return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(given[0], ir.FloatType())
-
-
-_bits: Any = intrinsic(_cast_to_bits)
-_of_bits: Any = intrinsic(_cast_of_bits)

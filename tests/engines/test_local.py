@@ -17,7 +17,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
-from turnwise.engines import attention, local, replay
+from turnwise.engines import attention, guesses, local, replay
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.sampler import sample
@@ -162,6 +162,7 @@ def test_what_the_trainer_changes_the_engine_samples(engine):
 def test_replies_under_way_go_on_when_weights_come(engine, step):
     """The same weights, so the reply is what it would have been; the versions tell where they came."""
     whole = together(engine, requests_of())
+    engine.load({}, 0)  # who has said it all before would guess it all
 
     async def interrupted() -> list[Generation]:
         tasks = [asyncio.ensure_future(engine.generate(prompt, sampling)) for prompt, sampling in requests_of()]
@@ -263,7 +264,7 @@ def test_who_has_a_reply_may_ask_again_at_once(engine):
 
 def test_a_prompt_waits_a_little_for_others_to_be_read_with(watched, monkeypatch):
     """Beside six others two are read at once, and one alone after some passes."""
-    monkeypatch.setattr(local, "_AHEAD", 0)
+    monkeypatch.setattr(guesses, "_AHEAD", 0)
 
     async def ask(late: int, read: list[tuple[int, ...]]) -> None:
         busy = [asyncio.create_task(watched.generate((n, 9, 9), Sampling(30))) for n in range(6)]
@@ -308,7 +309,7 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(watch
 
 
 def test_what_prompts_that_arrive_together_have_in_common_is_read_once(watched, monkeypatch):
-    monkeypatch.setattr(local, "_AHEAD", 0)
+    monkeypatch.setattr(guesses, "_AHEAD", 0)
     engine = watched
     start = PROMPTS[4]  # 80 tokens
     prompts = [start, start, PROMPTS[0], start, *((*start[:50], 9, number) for number in range(3))]
@@ -348,9 +349,9 @@ def repeating(n: int) -> tuple[int, ...]:
 def test_guesses_change_no_reply(engine, monkeypatch, number, temperature):
     requests = [(repeating(n), Sampling(5 + 3 * n, temperature, seed=n)) for n in range(number)]
     replies = {}
-    for ahead, limit in ((0, 24), (1, 24), (4, 24), (7, 1000)):
-        monkeypatch.setattr(local, "_AHEAD", ahead)
-        monkeypatch.setattr(local, "_TOGETHER", limit)
+    for ahead, least in ((0, 1.0), (1, 0.0), (4, 0.2), (7, 0.0)):
+        monkeypatch.setattr(guesses, "_AHEAD", ahead)
+        monkeypatch.setattr(local, "worth", lambda requests, least=least: least)
         engine.load({}, 0)
         replies[ahead] = together(engine, requests)
         again = together(engine, requests)  # what guesses leave in the cache is not taken for what was said
@@ -371,20 +372,17 @@ def passes(engine: LocalEngine, prompt: Sequence[int], tokens: int) -> int:
 def test_guesses_that_come_true_save_passes(watched, monkeypatch):
     with torch.no_grad():
         watched.model.get_decoder().norm.weight.zero_()  # so it always says the first of its tokens
-    assert passes(watched, (5, 6, 7), 42) == 2 + 40 / (local._AHEAD + 1)
-    monkeypatch.setattr(local, "_AHEAD", 0)
+    monkeypatch.setattr(local, "worth", lambda requests: 0.0)
+    assert passes(watched, (5, 6, 7), 53) == 2 + 51 / (guesses._AHEAD + 1)
+    monkeypatch.setattr(guesses, "_AHEAD", 0)
     assert passes(watched, (8, 9), 42) == 42
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(-1, 5), st.integers(0, 6))
-def test_what_followed_the_longest_ending_that_was_there_before_is_guessed(ids, room, left):
-    request = local._Request(ids, Sampling(left + 1), None, np.zeros(left + 1), "".join(map(chr, ids)))  # type: ignore
-    best, followed = 0, []
-    for end in range(1, len(ids)):
-        alike = next((n for n in range(end) if ids[end - 1 - n] != ids[-1 - n]), end)
-        if min(alike, 4) >= max(best, 1):
-            best, followed = min(alike, 4), ids[end:]
-    assert request.guess(room) == (followed * 5)[: max(0, min(room, left))]
+def test_what_was_said_before_is_guessed_until_weights_come(watched):
+    first = passes(watched, (5, 6, 7), 30)
+    assert passes(watched, (5, 6, 7), 30) < first / 2
+    watched.load({}, 1)
+    assert passes(watched, (5, 6, 7), 30) == first
 
 
 def test_other_seeds_give_other_tokens(engine):
@@ -497,6 +495,7 @@ def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable
 ):
     engine, requests = watched, requests_of()
     expected = together(engine, requests)
+    engine.load({}, 0)  # who has said it all before would guess it all
     calls = count(1)
 
     def fail(*_: object) -> None:
@@ -547,6 +546,7 @@ def test_no_caller_waits_for_ever_wherever_the_model_fails(watched, part):
                 if next(calls) == call:
                     raise RuntimeError("out of memory")
 
+            engine.load({}, 0)
             hook = engine.model.get_submodule(part).register_forward_hook(fail)
             answers = asyncio.run(ask(gap))
             hook.remove()

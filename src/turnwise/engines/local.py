@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel
 
 from turnwise.engines.cache import Cache
 from turnwise.engines.decoder import Decoder
+from turnwise.engines.guesses import Guess, Guesses, worth
 from turnwise.engines.replay import Replay
 from turnwise.engines.reply import Reply
 from turnwise.engines.sampler import sample
@@ -30,11 +30,8 @@ from turnwise.trunk import alike, last_mlp_at, prepare, tried
 from turnwise.types import Generation, Sampling
 
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
-_ENDING = 4  # tokens of a text's end that are looked for in it
 _PATIENCE = 8  # passes that a prompt waits at most, for others to be read with it
 _COMPANY = 3  # requests under way for each that waits, up to which prompts are read at once
-_AHEAD = 4  # tokens that are guessed at a time, where few requests are under way:
-_TOGETHER = 64  # tokens in one pass beyond which a guess costs more than it wins
 
 
 @dataclass
@@ -43,12 +40,17 @@ class _Request:
     sampling: Sampling
     done: asyncio.Future[Generation]
     luck: Sequence[float]  # one uniform number a token, [max_tokens]
-    text: str  # prompt and reply with a character for each id, as Python finds strings in strings fast
+    text: str  # prompt and reply, with a character for each id
     reply: Reply = field(default_factory=Reply)
 
     @property
     def tokens(self) -> list[int]:
         return self.reply.tokens
+
+    @property
+    def room(self) -> int:
+        """For tokens after the next one."""
+        return self.sampling.max_tokens - len(self.tokens) - 1
 
     @property
     def begun(self) -> list[int]:
@@ -58,18 +60,6 @@ class _Request:
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
         self.reply.add(tokens, logprobs, version)
         self.text += "".join(map(chr, tokens))
-
-    def guess(self, room: int) -> list[int]:
-        """At most so many next tokens: what followed where the text last read as it ends now, and so on in a circle.
-
-        Prompt lookup decoding (Saxena, 2023): agents repeat what they have read.
-        """
-        room = min(room, self.sampling.max_tokens - len(self.tokens) - 1)
-        for length in range(_ENDING if room > 0 else 0, 0, -1):
-            place = self.text.rfind(self.text[-length:], 0, -1)
-            if place >= 0:
-                return [ord(token) for token in islice(cycle(self.text[place + length :]), room)]
-        return []
 
 
 class LocalEngine:
@@ -89,7 +79,7 @@ class LocalEngine:
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._waited = 0  # passes since somebody began to wait
-        self._cache = Cache(model.device)
+        self._cache, self._guesses = Cache(model.device), Guesses(stop_ids)
         known = inspect.signature(type(model.get_decoder()).forward).parameters
         self._cache_named = "cache" if "cache" in known else "past_key_values"  # as older transformers have it
         self._paused = False
@@ -118,6 +108,7 @@ class LocalEngine:
         if self._decoder is not None:
             self._decoder.load()
         self._cache.clear()
+        self._guesses = Guesses(self._stop_ids)  # as in a run that goes on from here
         self._waiting, self._running = [*self._running, *self._waiting], []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
@@ -168,9 +159,12 @@ class LocalEngine:
         if self._running and self._replays:
             self._sample(0, [()] * len(self._running), self._replayed([one.tokens[-1] for one in self._running]))
         elif self._running:
-            room = min(_AHEAD, _TOGETHER // len(self._running) - 1)
-            guesses = [request.guess(room) for request in self._running]
-            new = [[*request.tokens[-1:], *guess] for request, guess in zip(self._running, guesses, strict=True)]
+            least = worth(len(self._running))
+            guesses = [self._guesses.after(request.text, request.room, least) for request in self._running]
+            new = [
+                [request.tokens[-1], *(guessed.token for guessed in guess)]
+                for request, guess in zip(self._running, guesses, strict=True)
+            ]
             self._sample(0, guesses, self._read(0, new, every=True))
         if self._waiting:
             self._waited += 1
@@ -236,7 +230,7 @@ class LocalEngine:
         self._cache.aim(0, positions, counts)
         return self._decoder.logits(ids, positions, counts, self._cache, every=True)
 
-    def _sample(self, first: int, guesses: Sequence[Sequence[int]], logits: Tensor) -> None:
+    def _sample(self, first: int, guesses: Sequence[Sequence[Guess]], logits: Tensor) -> None:
         """Sample what follows the last token of each row from `first` on, and its guesses as far as they come true.
 
         Logits are [N, V], one token a row more than is guessed. Each token is drawn as if nothing had been guessed.
@@ -248,12 +242,12 @@ class LocalEngine:
         tokens, logprobs = map(Tensor.tolist, sample(logits, [one.sampling for one, _ in drawn], places))
         start = 0
         for row, (request, guess) in enumerate(zip(requests, guesses, strict=True), first):
-            stop = start + 1
-            for guessed in guess:
-                if tokens[stop - 1] != guessed or guessed in self._stop_ids:
-                    break
-                stop += 1
+            true = next((n for n, guessed in enumerate(guess) if tokens[start + n] != guessed.token), len(guess))
+            stop = start + true + 1
             request.add(tokens[start:stop], logprobs[start:stop], self.version)
+            if not self._replays:
+                self._guesses.learn(request.text, true + 1)
+                self._guesses.judge(guess, true)
             start += len(guess) + 1
             self._cache.forget(row, start - stop)
 

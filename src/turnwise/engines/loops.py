@@ -1,8 +1,8 @@
 """Attention of a few tokens a row, in loops that numba compiles when they are first run and keeps for later processes.
 
 Products of PyTorch read all rows as far as the longest of them goes, and leave the scores in memory in between. These
-loops read each row once, as far as it goes. Sums are taken in the order in which they are written, so that they are the
-same to the last bit however the loops are compiled.
+loops read each row once for two queries, as far as it goes. Sums are taken in the order in which they are written, so
+that they are the same to the last bit however the loops are compiled.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.compiled import compiled
+from turnwise.compiled import compiled, fma, of_bits
 
 Numbers: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = NDArray[np.int64]
@@ -48,34 +48,44 @@ def attend(
     for place in numba.prange((len(starts) - 1) * groups):
         row, group = place // groups, place % groups
         keys, values = all_keys[rows[row], group], all_values[rows[row], group]
-        scores, powers = np.empty(len(values), np.float32), np.empty(len(values), np.int32)
+        scores, others = np.empty(len(values), np.float32), np.empty(len(values), np.float32)
+        spare = np.empty(size, np.float32)
         for token in range(starts[row], starts[row + 1]):
             for n in range(size):
                 keys[n, positions[token]] = parts[token, heads + group, n]
                 values[positions[token], n] = parts[token, heads + groups + group, n]
-        for token in range(starts[row], starts[row + 1]):
-            columns = positions[token] + 1
+        queries = (starts[row + 1] - starts[row]) * repeat
+        for query in range(0, queries, 2):
+            other = min(query + 1, queries - 1)  # of an odd number the last one is paired with itself
+            token, head = starts[row] + query // repeat, group * repeat + query % repeat
+            later, next_head = starts[row] + other // repeat, group * repeat + other % repeat
+            columns = positions[later] + 1
             runs = -(-columns // _RUN) * _RUN
-            for head in range(group * repeat, (group + 1) * repeat):
-                _score(parts[token, head], keys, scale, scores[:runs])
-                _weigh(scores[:runs], columns, powers)
-                _average(scores, values, columns, found[token, head])
+            one, two = scores[:runs], others[:runs]
+            _score(parts[token, head], parts[later, next_head], keys, scale, one, two)
+            _weigh(one, positions[token] + 1)
+            _weigh(two, columns)
+            more = found[later, next_head] if other > query else spare
+            _average(one, two, values, columns, found[token, head], more)
 
 
 @_part
-def _score(query: Numbers, keys: Numbers, scale: np.float32, scores: Numbers) -> None:
-    """Products [c] of a query [d] and the first c keys of [d, C], times `scale`."""
-    scores[:] = 0
-    for n in range(len(query)):
-        scaled = query[n] * scale
+def _score(query: Numbers, other: Numbers, keys: Numbers, scale: np.float32, scores: Numbers, others: Numbers) -> None:
+    """Products [c] of each of two queries [d], even in size, and the first c keys of [d, C], times `scale`."""
+    scores[:], others[:] = 0, 0
+    for n in range(0, len(query), 2):
+        a0, a1, b0, b1 = query[n] * scale, query[n + 1] * scale, other[n] * scale, other[n + 1] * scale
+        k0, k1 = keys[n], keys[n + 1]
         for c in range(len(scores)):
-            scores[c] += scaled * keys[n, c]
+            x0, x1 = k0[c], k1[c]
+            scores[c] = fma(a1, x1, fma(a0, x0, scores[c]))
+            others[c] = fma(b1, x1, fma(b0, x0, others[c]))
 
 
 @_part
-def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
-    """Make of scores powers of two that are one at most, with zeros from `columns` on; `powers` [C] is room for it."""
-    top, exponents = scores[0], powers.view(np.float32)
+def _weigh(scores: Numbers, columns: int) -> None:
+    """Make of scores powers of two that are one at most, with zeros from `columns` on."""
+    top = scores[0]
     c0, c1, c2, c3, c4, c5, c6 = _SERIES
     scores[columns:] = top
     for c in range(len(scores)):
@@ -84,23 +94,25 @@ def _weigh(scores: Numbers, columns: int, powers: NDArray[np.int32]) -> None:
         score = max(scores[c] - top, _LEAST)
         whole = np.floor(score + np.float32(0.5))
         x = score - whole
-        powers[c] = (np.int32(whole) + _BIAS) << _FRACTION
-        scores[c] = c0 + x * (c1 + x * (c2 + x * (c3 + x * (c4 + x * (c5 + x * c6)))))
-    for c in range(len(scores)):
-        scores[c] *= exponents[c]
+        fraction = fma(x, fma(x, fma(x, fma(x, fma(x, fma(x, c6, c5), c4), c3), c2), c1), c0)
+        scores[c] = fraction * of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION))
     scores[columns:] = 0
 
 
 @_part
-def _average(weights: Numbers, values: Numbers, columns: int, found: Numbers) -> None:
-    """The mean [d] of values [C, d] by weights [columns]."""
-    total = np.float32(0)
-    found[:] = 0
+def _average(weights: Numbers, others: Numbers, values: Numbers, columns: int, found: Numbers, more: Numbers) -> None:
+    """The means [d] of values [C, d] by each of two weights [columns]."""
+    total, rest = np.float32(0), np.float32(0)
+    found[:], more[:] = 0, 0
     for c in range(0, columns, _AT_A_TIME):
-        first, second, third, fourth = weights[c], weights[c + 1], weights[c + 2], weights[c + 3]
-        total += (first + second) + (third + fourth)
+        a0, a1, a2, a3 = weights[c], weights[c + 1], weights[c + 2], weights[c + 3]
+        b0, b1, b2, b3 = others[c], others[c + 1], others[c + 2], others[c + 3]
+        v0, v1, v2, v3 = values[c], values[c + 1], values[c + 2], values[c + 3]
+        total, rest = total + ((a0 + a1) + (a2 + a3)), rest + ((b0 + b1) + (b2 + b3))
         for n in range(len(found)):
-            both = first * values[c, n] + second * values[c + 1, n]
-            found[n] += both + (third * values[c + 2, n] + fourth * values[c + 3, n])
+            x0, x1, x2, x3 = v0[n], v1[n], v2[n], v3[n]
+            found[n] = fma(a3, x3, fma(a2, x2, fma(a1, x1, fma(a0, x0, found[n]))))
+            more[n] = fma(b3, x3, fma(b2, x2, fma(b1, x1, fma(b0, x0, more[n]))))
     for n in range(len(found)):
         found[n] /= total
+        more[n] /= rest
