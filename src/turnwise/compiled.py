@@ -21,8 +21,8 @@ def compiled(loops: Callable[..., Any], **how: Any) -> Any:
 
 
 def _fma(context: Any, one: Any, other: Any, more: Any) -> Any:
-    """one * other + more, rounded once: in one instruction, wherever the loop is compiled."""
-    return types.float32(*3 * [types.float32]), lambda _, builder, __, given: builder.fma(*given)
+    """one * other + more, rounded once: in one instruction, wherever the loop is compiled. All are of one type."""
+    return one(one, one, one), lambda _, builder, __, given: builder.fma(*given)
 
 
 def _to_bits(context: Any, x: Any) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.batch import Estimate, Streams
-from turnwise.compiled import compiled
+from turnwise.compiled import compiled, fma
 
 Floats: TypeAlias = NDArray[np.floating]
 Marks: TypeAlias = NDArray[np.bool_]
@@ -94,7 +94,7 @@ def _gae(
             segment -= 1
             value, later = bootstraps[segment], 0.0
         gamma, lam = step if moved[k] else token
-        later = rewards[k] + gamma * value - values[k] + gamma * lam * later
+        later = fma(gamma * lam, later, rewards[k] + gamma * value - values[k])
         value = values[k]
         advantages[k], returns[k] = later, later + value
 
@@ -108,5 +108,5 @@ def discounted_sums(x: Tensor, decay: Tensor) -> Tensor:
 def _discounted_sums(x: Floats, decay: Floats) -> Floats:
     y, later = np.empty_like(x), 0.0
     for t in range(len(x) - 1, -1, -1):
-        y[t] = later = x[t] + decay[t] * later
+        y[t] = later = fma(decay[t], later, x[t])
     return y

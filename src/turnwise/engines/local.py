@@ -192,8 +192,8 @@ class LocalEngine:
         later: list[_Request] = []
         for request in self._waiting:
             prompt = request.begun
-            worth = self._cache.known(prompt) + _WORTH
-            common = len(prompt) > worth and any(other.begun[:worth] == prompt[:worth] for other in now)
+            enough = self._cache.known(prompt) + _WORTH
+            common = len(prompt) > enough and any(other.begun[:enough] == prompt[:enough] for other in now)
             (later if common else now).append(request)
         return now, later
 
