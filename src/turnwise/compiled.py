@@ -21,8 +21,9 @@ def compiled(loops: Callable[..., Any], **how: Any) -> Any:
 
 
 def _fma(context: Any, one: Any, other: Any, more: Any) -> Any:
-    """one * other + more, rounded once: in one instruction, wherever the loop is compiled. All are of one type."""
-    return one(one, one, one), lambda _, builder, __, given: builder.fma(*given)
+    """one * other + more, rounded once, by one instruction; in fp32 if all are, else in fp64."""
+    kind = types.float32 if {one, other, more} == {types.float32} else types.float64
+    return kind(kind, kind, kind), lambda _, builder, __, given: builder.fma(*given)
 
 
 def _to_bits(context: Any, x: Any) -> Any:
