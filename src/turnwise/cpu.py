@@ -17,7 +17,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.compiled import compiled, fma, of_bits, to_bits
+from turnwise.compiled import compiled, of_bits, power_of_two, to_bits
 from turnwise.threads import has_threads, use_threads
 
 Numbers: TypeAlias = NDArray[np.float32]
@@ -25,10 +25,7 @@ Either: TypeAlias = NDArray[Any]  # fp32, or the bits of bf16
 
 _ROWS = 64  # vectors at a time, by one thread
 _SIDE_BY_SIDE = 64  # sums, of which a vector's is made: four become one, three times
-# Powers of two are as in engines/loops.py: what numba keeps is made anew where its own file has changed, and no other.
-_LEAST, _MOST = np.float32(-126), np.float32(127)  # exponents of normal numbers, as fp32 writes them:
-_BIAS, _FRACTION = np.int32(127), np.int32(23)
-_SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
+_LEAST, _MOST = np.float32(-126), np.float32(127)  # exponents of normal numbers
 _LOG2_E = np.float32(1 / np.log(2))
 _ONE = np.float32(1)
 _NAN, _HALF, _KEPT = np.uint32(0x7FC00000), np.uint32(0x7FFF), np.uint32(16)  # of fp32 bits bf16 keeps the first 16
@@ -190,14 +187,10 @@ def _product(one: Numbers, other: Numbers, sums: Numbers) -> Any:
 
 @_part
 def _sigmoid(x: Any) -> Any:
-    c0, c1, c2, c3, c4, c5, c6 = _SERIES
     power = -x * _LOG2_E
     power = power if power > _LEAST else _LEAST
     power = power if power < _MOST else _MOST
-    whole = np.floor(power + np.float32(0.5))
-    y = power - whole
-    fraction = fma(y, fma(y, fma(y, fma(y, fma(y, fma(y, c6, c5), c4), c3), c2), c1), c0)
-    return _ONE / (_ONE + fraction * of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION)))
+    return _ONE / (_ONE + power_of_two(power))
 
 
 def _load(x: Any) -> Any:

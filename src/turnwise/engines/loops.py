@@ -12,16 +12,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.compiled import compiled, fma, of_bits
+from turnwise.compiled import compiled, fma, power_of_two
 
 Numbers: TypeAlias = NDArray[np.float32]
 Places: TypeAlias = NDArray[np.int64]
 
 _AT_A_TIME = 4  # columns, so that what goes with them is fetched once for all; rows have a multiple of it
 _RUN = 32  # columns that vectors take without a rest; to score some in vain is faster than one by one
-_LEAST = np.float32(-126)  # exponent of normal numbers, as fp32 writes them:
-_BIAS, _FRACTION = np.int32(127), np.int32(23)
-_SERIES = tuple(np.float32(np.log(2) ** n / np.prod(np.arange(1, n + 1))) for n in range(7))  # of 2^x
+_LEAST = np.float32(-126)  # exponent of normal numbers
 
 _HOW: Any = {"fastmath": {"nnan", "nsz"}, "error_model": "numpy"}  # no other order of sums
 _part: Any = numba.njit(**_HOW)
@@ -86,16 +84,11 @@ def _score(query: Numbers, other: Numbers, keys: Numbers, scale: np.float32, sco
 def _weigh(scores: Numbers, columns: int) -> None:
     """Make of scores powers of two that are one at most, with zeros from `columns` on."""
     top = scores[0]
-    c0, c1, c2, c3, c4, c5, c6 = _SERIES
     scores[columns:] = top
     for c in range(len(scores)):
         top = max(top, scores[c])
     for c in range(len(scores)):
-        score = max(scores[c] - top, _LEAST)
-        whole = np.floor(score + np.float32(0.5))
-        x = score - whole
-        fraction = fma(x, fma(x, fma(x, fma(x, fma(x, fma(x, c6, c5), c4), c3), c2), c1), c0)
-        scores[c] = fraction * of_bits(np.uint32((np.int32(whole) + _BIAS) << _FRACTION))
+        scores[c] = power_of_two(max(scores[c] - top, _LEAST))
     scores[columns:] = 0
 
 
