@@ -17,8 +17,9 @@ def main() -> None:
     engine = LocalEngine(model, frozenset(), arithmetic(job.precision, model.device))
 
     async def sample(prompts: list[list[int]]) -> int:
-        asked = (Sampling(job.reply_tokens, seed=number) for number in range(len(prompts)))
-        replies = await asyncio.gather(*(engine.generate(*each) for each in zip(prompts, asked, strict=False)))
+        replies = await asyncio.gather(
+            *(engine.generate(prompt, Sampling(job.reply_tokens, seed=seed)) for seed, prompt in enumerate(prompts))
+        )
         return sum(len(reply.token_ids) for reply in replies)
 
     for number, request in enumerate(line.requests()):

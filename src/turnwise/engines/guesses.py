@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 _ENDINGS = (4, 3, 2, 1)  # tokens of a text's end that are looked for, the longest first
 _AHEAD = 16  # tokens that are guessed at a time
-_KEPT = 2**18  # endings
+_KEPT = 2**18  # endings, some 30 MB
 _SHARE, _HALFWAY = 0.45, 15  # of guesses that must come true among many requests; half of that among so many
 
 
 class Guess(NamedTuple):
+    """All but the token say of what kind it is; kinds are judged apart."""
+
     token: int
     ending: int  # how many tokens it follows that it followed before
     own: bool  # in the text itself
