@@ -69,7 +69,7 @@ def attend(
 
 @_part
 def _score(query: Numbers, other: Numbers, keys: Numbers, scale: np.float32, scores: Numbers, others: Numbers) -> None:
-    """Products [c] of each of two queries [d] and the first c keys of [d, C], times `scale`; d is even, as heads turn."""
+    """Products [c] of each of two queries [d], where d is even, and the first c keys of [d, C], times `scale`."""
     scores[:], others[:] = 0, 0
     for n in range(0, len(query), 2):
         a0, a1, b0, b1 = query[n] * scale, query[n + 1] * scale, other[n] * scale, other[n + 1] * scale
