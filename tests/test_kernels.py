@@ -51,14 +51,6 @@ def test_a_sum_and_its_norm_are_pytorchs(monkeypatch, on_gpu, kind):
     assert_alike(torch.cat(kernels.added_norm(given, added, weight, 0.1, torch.float32)), plain, inputs)
 
 
-def test_pairs_are_rotated():
-    given, phase = luck(5, 3, 8), luck(5, 1, 4, seed=1).detach()
-    one, other = given[..., 0::2], given[..., 1::2]
-    turned = [one * phase.cos() - other * phase.sin(), one * phase.sin() + other * phase.cos()]
-    mine = kernels.rotated(given, torch.polar(torch.ones_like(phase), phase))
-    assert_alike(mine, torch.stack(turned, -1).flatten(-2), [given])
-
-
 def test_gates_open():
     given = luck(5, 12)
     assert_alike(kernels.gated(given), nn.functional.silu(given[:, :6]) * given[:, 6:], [given])
@@ -105,22 +97,20 @@ def test_halves_are_rotated(still):
 
 def test_slopes_of_a_key_that_many_rows_look_at_meet_in_fp32():
     """In bf16 a sum of like numbers stops growing at 256 of them."""
-    rows, keys = torch.arange(1000)[:, None], torch.zeros(1000, 1, dtype=torch.long)
-    blocks = [kernels.block(rows, torch.zeros_like(rows), keys, heads=1, groups=1)]
-    query, key, value = luck(1001, 1, 8), luck(2, 1, 8), luck(2, 1, 8).detach().bfloat16().requires_grad_()
-    kernels.attention(query, key, value, blocks).sum().backward()
-    assert value.grad is not None
-    assert value.grad[0].tolist() == [[1000] * 8]
+    rows, keys, still = torch.arange(1000)[:, None], torch.zeros(1000, 1, dtype=torch.long), torch.tensor([1.0, 0.0])
+    angles = still.repeat_interleave(4).expand(1000, 8).contiguous()
+    view = kernels.View([kernels.block(rows, torch.zeros_like(rows), keys)], angles, angles)
+    memory = luck(1000, 2, 8).detach().bfloat16().requires_grad_()
+    kernels.attention(luck(1000, 1, 8), memory, view).sum().backward()
+    assert memory.grad is not None
+    assert memory.grad[0, 1].tolist() == [1000] * 8
 
 
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("order", [None, [3, 0, 4, 1, 2]])
-def test_a_product_of_several_layers_is_that_of_each(biased, order):
+def test_a_product_of_several_layers_is_that_of_each(biased):
     given, layers = luck(7, 4), [nn.Linear(4, 3, biased), nn.Linear(4, 2, biased)]
-    places = order and torch.tensor(order)
     plain = torch.cat([layer(given) for layer in layers], 1)
-    plain = plain if order is None else plain[:, order]
-    packed = fused._pack([*map(fused._linear, layers)], torch.float32, places)
+    packed = fused._pack([*map(fused._linear, layers)], torch.float32)
     assert_alike(kernels.product(given, packed), plain, [given, *packed.parameters])
 
 
@@ -140,7 +130,7 @@ def test_gates_and_the_product_behind_them_are_pytorchs(monkeypatch, learns_befo
 
 def test_a_frozen_product_has_no_gradient_but_lets_it_through():
     given, layer = luck(7, 4), nn.Linear(4, 3).requires_grad_(False)
-    kernels.product(given, fused._pack([fused._linear(layer)], torch.float32, None)).sum().backward()
+    kernels.product(given, fused._pack([fused._linear(layer)], torch.float32)).sum().backward()
     assert layer.weight.grad is None
     assert torch.allclose(given.grad, layer.weight.sum(0).expand(7, 4))
 

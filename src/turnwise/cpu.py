@@ -3,9 +3,10 @@
 Each number is read once, computed with in fp32, and written once. Loops see bf16 as its bits. Sums are taken in the
 order in which they are written, so that they are the same to the last bit however the loops are compiled.
 
-Shapes: N vectors of D numbers, I units of a perceptron.
+Shapes: N vectors of D numbers, I units of a perceptron; b rows of C places, heads of d numbers.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,11 +24,13 @@ from turnwise.threads import has_threads, use_threads
 Numbers: TypeAlias = NDArray[np.float32]
 Either: TypeAlias = NDArray[Any]  # fp32, or the bits of bf16
 
+Places: TypeAlias = NDArray[np.int64]
+
 _ROWS = 64  # vectors at a time, by one thread
 _SIDE_BY_SIDE = 64  # sums, of which a vector's is made: four become one, three times
 _LEAST, _MOST = np.float32(-126), np.float32(127)  # exponents of normal numbers
 _LOG2_E = np.float32(1 / np.log(2))
-_ONE = np.float32(1)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _NAN, _HALF, _KEPT = np.uint32(0x7FC00000), np.uint32(0x7FFF), np.uint32(16)  # of fp32 bits bf16 keeps the first 16
 
 _part: Any = numba.njit(error_model="numpy")
@@ -83,6 +86,34 @@ def norm_slope(
     use_threads()
     _norm_slope(*read, _vectors(found), _vectors(again), _vectors(of_weight))
     return found, found if kind == found.dtype else again, None if of_weight is None else of_weight.sum(0)
+
+
+def laid(
+    given: Tensor, heads: slice, at: Tensor, words: Tensor | None, angles: Tensor | None, kinds: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """Side by side in rows [b, h, C, d], in each of the kinds: of [N, H, d] some heads of the vectors at [b, C].
+
+    With angles [., d], cosines and then sines, each number of a head's first half is turned with one of the second.
+    With `words` places have angles, and are of words that have vectors. Zeros fill up where a place is -1.
+    """
+    shape = len(at), heads.stop - heads.start, at.shape[1], given.shape[2]
+    found = [given.new_empty(shape, dtype=kind) for kind in dict.fromkeys(kinds)]
+    use_threads()
+    read = _array(given), heads.start, at.numpy(), _numbers(words), _numbers(angles)
+    _laid(*read, _array(found[0]), _array(found[1]) if len(found) > 1 else None)
+    return [found[-1] if kind == found[-1].dtype else found[0] for kind in kinds]
+
+
+def brought_back(
+    laid: Tensor, heads: slice, at: Tensor, words: Tensor | None, angles: Tensor | None, sums: Tensor
+) -> None:
+    """Add rows [b, h, C, d] to some heads of [N, H, d] where they came from, turned back: the slope of `laid`."""
+    use_threads()
+    _brought_back(_array(laid), heads.start, at.numpy(), _numbers(words), _numbers(angles), _array(sums))
+
+
+def _numbers(x: Tensor | None) -> NDArray[Any] | None:
+    return None if x is None else x.numpy()
 
 
 def _array(x: Tensor) -> Either:
@@ -165,6 +196,66 @@ def _norm_slope(
             if of_weight is not None:
                 for i in range(size):
                     of_weight[block, i] += _load(slope[n, i]) * row[i] * factor
+
+
+@_loops
+def _laid(
+    given: Either,
+    first: int,
+    at: Places,
+    words: Places | None,
+    angles: Numbers | None,
+    found: Either,
+    again: Either | None,
+) -> None:
+    rows, heads, columns, size = found.shape
+    half = size // 2
+    for n in numba.prange(rows * heads):
+        b, h = n // heads, n % heads
+        for c in range(columns):
+            place, row = at[b, c], found[b, h, c]
+            if place < 0:
+                for i in range(size):
+                    _store(row, i, _ZERO)
+            else:
+                vector = given[place if words is None else words[place], first + h]
+                if angles is None:
+                    for i in range(size):
+                        _store(row, i, _load(vector[i]))
+                else:
+                    angle = angles[place]
+                    for i in range(half):
+                        one, other, cosine, sine = _load(vector[i]), _load(vector[half + i]), angle[i], angle[half + i]
+                        _store(row, i, one * cosine - other * sine)
+                        _store(row, half + i, one * sine + other * cosine)
+            if again is not None:
+                more = again[b, h, c]
+                for i in range(size):
+                    _store(more, i, _load(row[i]))
+
+
+@_loops
+def _brought_back(
+    laid: Either, first: int, at: Places, words: Places | None, angles: Numbers | None, sums: Either
+) -> None:
+    heads, size = laid.shape[1], laid.shape[3]
+    half = size // 2
+    for h in numba.prange(heads):  # rows share places, and no heads
+        for b in range(len(at)):
+            for c in range(at.shape[1]):
+                place = at[b, c]
+                if place < 0:
+                    continue
+                vector, total = laid[b, h, c], sums[place if words is None else words[place], first + h]
+                if angles is None:
+                    for i in range(size):
+                        _store(total, i, _load(total[i]) + _load(vector[i]))
+                else:
+                    angle = angles[place]
+                    for i in range(half):
+                        one, other, cosine, sine = _load(vector[i]), _load(vector[half + i]), angle[i], angle[half + i]
+                        _store(total, i, _load(total[i]) + (one * cosine + other * sine))
+                        _store(total, half + i, _load(total[half + i]) + (other * cosine - one * sine))
 
 
 @_part

@@ -1,9 +1,8 @@
 """Reads a line by the kernels: what transformers' modules compute, to rounding, in fewer and shorter operations.
 
 The last layer computes all behind its attention only where somebody looks, on a processor also queries. There the
-first layer computes what comes before attention once for each word; pairs of a head that are rotated together lie side
-by side, as the weights' rows are taken in another order; and attention is in blocks. A GPU has kernels for these as
-they are.
+first layer computes what comes before attention once for each word, and attention is in blocks. A GPU has kernels for
+these as they are.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +17,8 @@ from transformers import PreTrainedModel
 
 from turnwise import flash, kernels
 from turnwise.attention import Layout, locate, pieces
-from turnwise.family import in_family, is_adapted, neighbours
-from turnwise.kernels import WIDTH, Adapter, Block, Packed, padded
+from turnwise.family import in_family, is_adapted
+from turnwise.kernels import WIDTH, Adapter, Block, Packed, View, padded
 from turnwise.lines import Line
 
 # Attention is cut where fewer operations are worth more than what they do in vain
@@ -83,12 +82,12 @@ class Reader:
         with torch.autocast(self.device, enabled=False):
             return (_OnProcessor if self.device == "cpu" else _OnGPU)(self, line, places).read()
 
-    def pack(self, layers: Sequence[_Linear], order: Tensor | None = None) -> Packed:
+    def pack(self, layers: Sequence[_Linear]) -> Packed:
         if self._kept is None:
-            return _pack(layers, self.kind, order)
+            return _pack(layers, self.kind)
         key = tuple(id(layer.weight) for layer in layers)
         if key not in self._kept:
-            self._kept[key] = _pack(layers, self.kind, order)
+            self._kept[key] = _pack(layers, self.kind)
         return self._kept[key]
 
 
@@ -102,8 +101,7 @@ class _Reading(ABC):
         self.floor = config.rms_norm_eps
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.size: int = self.trunk.layers[0].self_attn.head_dim
-        # What rows are filled up with points to a last token that nobody reads.
-        self.count = padded(len(line.tokens) + 1)
+        self.count = padded(len(line.tokens))
 
     def read(self) -> Tensor:
         missing = self.count - len(self.line.tokens)
@@ -154,8 +152,8 @@ class _Reading(ABC):
     def _added_norm(self, hidden: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
         return kernels.added_norm(hidden, added, norm.weight, self.floor, self.kind)
 
-    def _product(self, given: Tensor, layers: Sequence[_Linear], order: Tensor | None = None) -> Tensor:
-        return kernels.product(given, self.reader.pack(layers, order))
+    def _product(self, given: Tensor, layers: Sequence[_Linear]) -> Tensor:
+        return kernels.product(given, self.reader.pack(layers))
 
 
 class _OnGPU(_Reading):
@@ -182,45 +180,37 @@ class _OnGPU(_Reading):
 
 class _OnProcessor(_Reading):
     def words(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        if len(self.reader.layers) == 1:
+            return tokens, None  # the last layer is asked about places
         words, of_words = tokens.unique(return_inverse=True)
         return nn.functional.pad(words, (0, padded(len(words)) - len(words))), of_words
 
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
-        self.angles = torch.complex(cosine, sine)
-        self.angles_of_queries = self.angles * self.size**-0.5  # by which scores are to be divided
-        self.order = neighbours(self.heads, self.size)
+        self.angles = torch.cat([cosine, sine], -1)[:, 0]
         self.blocks = self._blocks()
 
     def attend(
         self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        order = self.order[: self.groups * self.size]  # of keys, and then of values, which stay as they come
-        order = torch.cat([order, torch.arange(len(order), 2 * len(order))])
-        memory = _each(self._product(given, layer.memory, order), of_words).unflatten(1, (2, -1, self.size))
         of_queries, of_keys = layer.head_norms
-        keys, values = memory.unbind(1)
-        keys, angles, blocks = self._rotated(keys, self.angles, of_keys), self.angles_of_queries, self.blocks
-        hidden = _each(hidden, of_words)
+        memory = self._product(given, layer.memory).unflatten(1, (2 * self.groups, self.size))
+        if of_keys is not None:
+            keys, values = memory.chunk(2, 1)
+            memory = torch.cat([self._norm(keys.float(), of_keys, self.kind), values], 1)
+        angles, blocks = self.angles * self.size**-0.5, self.blocks  # by which scores are to be divided
         if places is not None:
-            given = _each(given, of_words).to(self.kind)
-            given, hidden, angles = (_at(x, places) for x in (given, hidden, angles))
-            blocks, of_words = self._asked(), None
-        queries = _each(self._product(given, [layer.query], self.order), of_words).unflatten(1, (-1, self.size))
-        queries = self._rotated(queries, angles, of_queries)
-        return kernels.attention(queries, keys, values.to(self.kind), blocks), hidden
-
-    def _rotated(self, vectors: Tensor, angles: Tensor, norm: Any) -> Tensor:
-        """Vectors [N, heads, d], normed if they are to be, turned."""
-        if norm is not None:
-            pairs = self.order[: self.size]
-            vectors = kernels.norm(vectors.float(), norm.weight[pairs], self.floor, torch.float32)
-        return kernels.rotated(vectors, angles)
+            given, hidden, angles, blocks = _at(given, places), _at(hidden, places), _at(angles, places), self._asked()
+        queries = self._product(given, [layer.query]).unflatten(1, (self.heads, self.size))
+        if of_queries is not None:
+            queries = self._norm(queries.float(), of_queries, self.kind)
+        hidden = hidden if of_words is None else hidden.index_select(0, of_words)
+        return kernels.attention(queries, memory, View(blocks, angles, self.angles, of_words)), hidden
 
     def _blocks(self) -> list[Block]:
         """The rows in pieces, whose queries need not look as far as the row goes; those that look as far together."""
         width = padded(max(_PIECE, int(self.line.lengths.max()) // _PIECES), WIDTH)
         rows, reach, last = pieces(self.line.own, self.line.lengths, width)
-        return self._parted(locate(self.line, rows, last, reach, self.count - 1), last, rows, reach)
+        return self._parted(locate(self.line, rows, last, reach, -1), last, rows, reach)
 
     def _asked(self) -> list[Block]:
         """Of the queries those at the places that are asked about, in pieces too."""
@@ -231,7 +221,7 @@ class _OnProcessor(_Reading):
         used = numbers < ends[:, None]
         asked = order[torch.where(used, (torch.cumsum(counts, 0) - counts)[rows, None] + numbers, 0)]
         last = torch.where(used, self.line.positions[self.places[asked]], 0)
-        return self._parted(torch.where(used, asked, padded(len(order) + 1) - 1), last, rows, 1 + last.amax(1))
+        return self._parted(torch.where(used, asked, -1), last, rows, 1 + last.amax(1))
 
     def _parted(self, queries: Tensor, last: Tensor, rows: Tensor, reach: Tensor) -> list[Block]:
         """In two blocks, cut where the fewest columns are looked at in vain; or in one, where that saves little."""
@@ -243,9 +233,8 @@ class _OnProcessor(_Reading):
         return [self._block(queries[part], last[part], rows[part], reach[part]) for part in parts]
 
     def _block(self, queries: Tensor, last: Tensor, rows: Tensor, reach: Tensor) -> Block:
-        """Of some rows, whose keys are filled up by the last token of all."""
-        keys = locate(self.line, rows, torch.arange(padded(int(reach.max()), WIDTH)), reach, self.count - 1)
-        return kernels.block(queries, last, keys, self.heads, self.groups)
+        keys = locate(self.line, rows, torch.arange(padded(int(reach.max()), WIDTH)), reach, -1)
+        return kernels.block(queries, last, keys)
 
 
 def _resolve(layer: Any) -> _Layer:
@@ -270,7 +259,7 @@ def _linear(part: Any) -> _Linear:
     return _Linear(base.weight, base.bias, part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name])
 
 
-def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None = None) -> Packed:
+def _pack(layers: Sequence[_Linear], kind: torch.dtype) -> Packed:
     """The layers' weights as one, with their adapters added."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     parameters = [*(layer.weight for layer in layers), *biases]
@@ -287,10 +276,7 @@ def _pack(layers: Sequence[_Linear], kind: torch.dtype, order: Tensor | None = N
             high = weight.new_zeros((len(weight), len(low)))
             for one in adapters:
                 high[one.rows, one.ranks] = one.high * one.scale
-        if order is not None:
-            weight, bias, high = (None if x is None else x[order] for x in (weight, bias, high))
-    assert weight is not None
-    return Packed(weight, bias, parameters, order, adapters, low, high)
+    return Packed(weight, bias, parameters, adapters, low, high)
 
 
 def _adapted(layer: _Linear) -> Tensor:
@@ -314,12 +300,7 @@ def _adapters(layers: Sequence[_Linear]) -> list[Adapter]:
     return found
 
 
-def _each(given: Tensor, of_words: Tensor | None) -> Tensor:
-    """[N, ...] of words [U, ...], in fp32, in which the slopes of tokens meet; or as it comes, if that is of tokens."""
-    return given if of_words is None else given.float().index_select(0, of_words)
-
-
 def _at(given: Tensor, places: Tensor) -> Tensor:
     """[m, ...] of [N, ...]: at the places, filled up with zeros."""
-    missing = padded(len(places) + 1) - len(places)
+    missing = padded(len(places)) - len(places)
     return torch.cat([given[places], given.new_zeros((missing, *given.shape[1:]))])

@@ -38,10 +38,9 @@ class Packed:
     weight: Tensor  # [out, in] in the type of products, adapters added
     bias: Tensor | None  # [out]
     parameters: Sequence[nn.Parameter]  # all weights, then all biases
-    order: Tensor | None = None  # [out] which of the layers' outputs stands where; None: as they come
     adapters: Sequence["Adapter"] = ()
     low: Tensor | None = None  # [R, in] of all adapters, in the type of products; None: there are none
-    high: Tensor | None = None  # [out, R] likewise, scaled and in order; that of a layer's adapter is for its outputs
+    high: Tensor | None = None  # [out, R] likewise, scaled; that of a layer's adapter is for its outputs
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Adapter:
     low: nn.Parameter  # [r, in]
     high: nn.Parameter  # [rows, r]
     scale: float
-    rows: slice  # of the outputs, before they are put in order
+    rows: slice  # of the outputs
     ranks: slice  # of R
 
 
@@ -60,7 +59,7 @@ class _Product(Function):
     def forward(ctx: Any, given: Tensor, packed: Packed, gates: bool, *_: nn.Parameter) -> Tensor:
         # What is saved may be dropped and computed again; what the context holds beside is small.
         ctx.save_for_backward(given, packed.weight, packed.low, packed.high)
-        ctx.order, ctx.biased, ctx.adapters, ctx.gates = packed.order, packed.bias is not None, packed.adapters, gates
+        ctx.biased, ctx.adapters, ctx.gates = packed.bias is not None, packed.adapters, gates
         ctx.sizes = [len(parameter) for parameter in packed.parameters if parameter.dim() == 2]
         return nn.functional.linear(gpu.opened(given) if gates else given, packed.weight, packed.bias)
 
@@ -74,14 +73,14 @@ class _Product(Function):
         of_adapters: list[Tensor] = []
         if ctx.adapters:
             of_low = ((slope @ high).mT @ read).float()
-            of_high = _unordered((slope.mT @ (read @ low.mT)).float(), ctx.order)
+            of_high = (slope.mT @ (read @ low.mT)).float()
             for one in ctx.adapters:
                 of_adapters += [of_low[one.ranks], of_high[one.rows, one.ranks] * one.scale]
         of_weights: list[Tensor | None] = [None] * (len(ctx.sizes) * (1 + ctx.biased))
         if any(ctx.needs_input_grad[3 + len(of_adapters) :]):
-            of_weights = [*_unordered((slope.mT @ read).float(), ctx.order).split(ctx.sizes)]
+            of_weights = [*(slope.mT @ read).float().split(ctx.sizes)]
             if ctx.biased:
-                of_weights += _unordered(slope.sum(0, dtype=torch.float32), ctx.order).split(ctx.sizes)
+                of_weights += slope.sum(0, dtype=torch.float32).split(ctx.sizes)
         return of_given, None, None, *of_adapters, *of_weights
 
 
@@ -99,10 +98,6 @@ def gated_product(given: Tensor, packed: Packed) -> Tensor:
 def _product(given: Tensor, packed: Packed, gates: bool) -> Tensor:
     adapters = [part for one in packed.adapters for part in (one.low, one.high)]
     return _Product.apply(given, packed, gates, *adapters, *packed.parameters)  # pyright: ignore[reportReturnType]
-
-
-def _unordered(ordered: Tensor, order: Tensor | None) -> Tensor:
-    return ordered if order is None else torch.empty_like(ordered).index_copy_(0, order, ordered)
 
 
 class _Norm(Function):
@@ -146,24 +141,6 @@ def added_norm(
     return _Norm.apply(given, added, weight, floor, kind)  # pyright: ignore[reportReturnType]
 
 
-class _Rotated(Function):
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, angles: Tensor) -> Tensor:
-        ctx.save_for_backward(angles)
-        ctx.kind = given.dtype
-        return _turned(given, angles)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        return _turned(slope, ctx.saved_tensors[0].conj()).to(ctx.kind), None
-
-
-def rotated(given: Tensor, angles: Tensor) -> Tensor:
-    """Vectors [N, heads, d], in fp32, turned by angles [N, 1, d / 2] (complex): two neighbours at a time."""
-    return _Rotated.apply(given, angles)  # pyright: ignore[reportReturnType]
-
-
 class _RotatedHalves(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, cosine: Tensor, sine: Tensor, still: int) -> Tensor:
@@ -186,13 +163,6 @@ def rotated_halves(given: Tensor, cosine: Tensor, sine: Tensor, still: int = 0) 
     return _RotatedHalves.apply(given, cosine, sine, still)  # pyright: ignore[reportReturnType]
 
 
-def _turned(given: Tensor, angles: Tensor) -> Tensor:
-    exact = given.float()
-    pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))
-    pairs = pairs * angles if exact is given else pairs.mul_(angles)  # a copy is ours
-    return torch.view_as_real(pairs).flatten(-2)
-
-
 class _Gated(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor) -> Tensor:
@@ -213,93 +183,119 @@ def gated(given: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of queries side by side with the keys that they look at: which vectors stand where.
+    """Rows of queries side by side with the keys that they look at, by their places; -1 fills rows up."""
 
-    The heads of a group follow one another. Keys that fill a row up are hidden by the bias.
-    """
-
-    queries: Tensor  # [b x H x W] among the M x H queries; what fills a row up points to the last token
-    keys: Tensor  # [b x G x C] among the N x G keys
+    queries: Tensor  # [b, W] among M
+    keys: Tensor  # [b, C] among N
     bias: Tensor  # [b, 1, W, C]: 0 where a query looks, else minus infinity
 
 
-def block(queries: Tensor, last: Tensor, keys: Tensor, heads: int, groups: int) -> Block:
-    """Rows of queries [b, W] of M tokens, which look at keys [b, C] of N up to the column that is their last [b, W]."""
+def block(queries: Tensor, last: Tensor, keys: Tensor) -> Block:
+    """Rows of queries [b, W], which look at keys [b, C] up to the column that is their last [b, W]."""
     hidden = torch.arange(keys.shape[1]) > last[:, None, :, None]
-    of_heads, of_groups = (torch.arange(count)[:, None] for count in (heads, groups))
-    return Block(
-        (queries[:, None] * heads + of_heads).flatten(),
-        (keys[:, None] * groups + of_groups).flatten(),
-        torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf),
-    )
+    return Block(queries, keys, torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf))
+
+
+@dataclass(frozen=True)
+class View:
+    """Who looks at whom, and from where: a query or key is turned by the angles [., d] of its place.
+
+    These are cosines, then sines: each number of a vector's first half is turned with one of the second. A query's are
+    scaled by what scores are to be divided by.
+    """
+
+    blocks: Sequence[Block]
+    of_queries: Tensor  # [M, d]
+    of_keys: Tensor  # [N, d]
+    words: Tensor | None = None  # [M], which is N then: of which vectors places are; None: each of its own
 
 
 class _Attention(Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
-        ctx.sizes = (heads, groups, size) = queries.shape[1], keys.shape[1], queries.shape[2]
-        ctx.blocks, kind = blocks, values.dtype
-        found = values.new_zeros((queries[..., 0].numel(), size))
-        queries, keys, values = (x.reshape(-1, size) for x in (queries, keys, values))
-        kept = []
-        for one in blocks:
-            query, key, value = (
-                x.index_select(0, places).view(len(one.bias) * groups, -1, size)
-                for x, places in ((queries, one.queries), (keys, one.keys), (values, one.keys))
-            )
+    def forward(ctx: Any, queries: Tensor, memory: Tensor, view: View) -> Tensor:
+        ctx.view, ctx.like = view, (queries.new_empty(0), queries.shape, memory.shape)
+        (_, heads, size), groups, kind = queries.shape, memory.shape[1] // 2, memory.dtype
+        found = memory.new_zeros((len(view.of_queries), heads, size))
+        kept: list[Tensor] = []
+        for one in view.blocks:
+
+            def laid(given: Tensor, part: slice, at: Tensor, angles: Tensor | None, *kinds: torch.dtype) -> list[Tensor]:
+                return [x.view(len(at) * groups, -1, size) for x in cpu.laid(given, part, at, view.words, angles, kinds)]
+
+            query, own = laid(queries, slice(0, heads), one.queries, view.of_queries, torch.float32, kind)
+            key, read = laid(memory, slice(0, groups), one.keys, view.of_keys, torch.float32, kind)
+            (value,) = laid(memory, slice(groups, 2 * groups), one.keys, None, kind)
             scores = torch.bmm(query, key.mT)  # which can be large, and what is left of them in bf16 coarse
-            scores.view(len(one.bias), heads, *one.bias.shape[2:]).add_(one.bias)
+            scores.view(len(one.keys), heads, *one.bias.shape[2:]).add_(one.bias)
             weights = scores.softmax(-1).to(kind)
-            found.index_copy_(0, one.queries, torch.bmm(weights, value).flatten(0, 1))
-            kept += [query.to(kind), key.to(kind), value, weights]
+            seen = torch.bmm(weights, value).view(len(one.keys), heads, -1, size)
+            cpu.brought_back(seen, slice(0, heads), one.queries, None, None, found)
+            kept += [own, read, value, weights]
         ctx.save_for_backward(*kept)
-        ctx.remembered = len(keys)
-        return found.view(-1, heads * size)
+        return found.flatten(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        heads, groups, size = ctx.sizes
-        slope = slope.reshape(-1, size)  # zero at the last token, which fills rows up
-        of_queries = torch.zeros_like(slope)
-        # Rows may look at the same keys, whose slopes meet in fp32.
-        of_keys, of_values = (torch.zeros(ctx.remembered, size) for _ in range(2))
+        view, (like, shape, of_memory) = ctx.view, ctx.like
+        (_, heads, size), groups = shape, of_memory[1] // 2
+        # Rows may look at the same keys, and tokens be the same word, whose slopes meet in fp32.
+        of_queries = torch.zeros(shape, dtype=like.dtype if view.words is None else torch.float32)
+        of_memory = torch.zeros(of_memory)
         saved = iter(ctx.saved_tensors)
-        for one, query, key, value, weights in zip(ctx.blocks, saved, saved, saved, saved, strict=True):
-            own = slope.index_select(0, one.queries).view(query.shape)
+        for one, query, key, value, weights in zip(view.blocks, saved, saved, saved, saved, strict=True):
+            (own,) = cpu.laid(slope.unflatten(1, (heads, size)), slice(0, heads), one.queries, None, None, [key.dtype])
+            own = own.view(query.shape)
             scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, weights.dtype)
-            of_queries.index_copy_(0, one.queries, torch.bmm(scores, key).flatten(0, 1))
-            of_keys.index_add_(0, one.keys, torch.bmm(scores.mT, query).flatten(0, 1).float())
-            of_values.index_add_(0, one.keys, torch.bmm(weights.mT, own).flatten(0, 1).float())
-        return of_queries.view(-1, heads, size), *(x.view(-1, groups, size) for x in (of_keys, of_values)), None
+            for rows, part, at, angles, sums in (
+                (torch.bmm(scores, key), slice(0, heads), one.queries, view.of_queries, of_queries),
+                (torch.bmm(scores.mT, query), slice(0, groups), one.keys, view.of_keys, of_memory),
+                (torch.bmm(weights.mT, own), slice(groups, 2 * groups), one.keys, None, of_memory),
+            ):
+                rows = rows.view(len(at), part.stop - part.start, -1, size)
+                cpu.brought_back(rows, part, at, view.words, angles, sums)
+        return of_queries.to(like.dtype), of_memory.to(key.dtype), None
 
 
-def attention(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """[M, H x d]: what queries [M, H, d] find in keys and values [N, G, d]; queries and keys are in fp32.
+def attention(queries: Tensor, memory: Tensor, view: View) -> Tensor:
+    """[M, H x d]: what queries [M, H, d] find in memory [N, 2 G, d], keys and then values, in the type of that.
 
-    Queries come divided by the root of d. The last token of both must be one that nobody reads. Queries that stand in
-    no block find zeros.
+    Or both are of words, of which `view` knows. Queries that stand in no block find zeros.
     """
-    if any(one.bias.shape[-1] > LONG for one in blocks):
-        return _frugal(queries, keys, values, blocks)
-    return _Attention.apply(queries, keys, values, blocks)  # pyright: ignore[reportReturnType]
+    if any(one.bias.shape[-1] > LONG for one in view.blocks):
+        return _frugal(queries, memory, view)
+    return _Attention.apply(queries, memory, view)  # pyright: ignore[reportReturnType]
 
 
-def _frugal(queries: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block]) -> Tensor:
+class _Laid(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, given: Tensor, part: slice, at: Tensor, words: Tensor | None, angles: Tensor | None
+    ) -> Tensor:
+        ctx.shape, ctx.kind, ctx.where = given.shape, given.dtype, (part, at, words, angles)
+        return cpu.laid(given, *ctx.where, [torch.float32])[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        sums = torch.zeros(ctx.shape)
+        cpu.brought_back(slope, *ctx.where, sums)
+        return sums.to(ctx.kind), None, None, None, None
+
+
+def _frugal(queries: Tensor, memory: Tensor, view: View) -> Tensor:
     """By PyTorch's own attention, which is slower and keeps no weights, of which long rows have too many."""
-    (_, heads, size), groups = queries.shape, keys.shape[1]
-    found = values.new_zeros((queries[..., 0].numel(), size))
-    # Rows may look at the same keys, whose slopes meet in fp32.
-    exact = [x.reshape(-1, size).float() for x in (queries, keys, values)]
-    for one in blocks:
-        query, key, value = (
-            x.index_select(0, places).view(len(one.bias), count, -1, size)
-            for x, places, count in zip(exact, (one.queries, one.keys, one.keys), (heads, groups, groups), strict=True)
-        )
-        key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
-        looked = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=one.bias, scale=1.0)
-        found = found.index_copy(0, one.queries, looked.flatten(0, 2).to(values.dtype))
-    return found.view(-1, heads * size)
+    heads, groups = queries.shape[1], memory.shape[1] // 2
+    found = memory.new_zeros((len(view.of_queries), heads * queries.shape[2]))
+    for one in view.blocks:
+        query = _Laid.apply(queries, slice(0, heads), one.queries, view.words, view.of_queries)
+        key = _Laid.apply(memory, slice(0, groups), one.keys, view.words, view.of_keys)
+        value = _Laid.apply(memory, slice(groups, 2 * groups), one.keys, view.words, None)
+        both: Any = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
+        seen = nn.functional.scaled_dot_product_attention(query, *both, attn_mask=one.bias, scale=1.0)
+        used = one.queries >= 0
+        found = found.index_copy(0, one.queries[used], seen.transpose(1, 2)[used].flatten(1).to(memory.dtype))
+    return found
 
 
 class _Judged(Function):
