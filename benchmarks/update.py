@@ -29,7 +29,7 @@ def main() -> None:
     keep_freed_memory()  # as the command line does
     device = pick_device("auto")
     precision = arithmetic(ModelConfig().precision, device)
-    config = UpdateConfig(minibatch=64, micro_tokens=2048 if device.type == "cpu" else 16384)
+    config = UpdateConfig()
     figures: dict[str, float] = {f"product_gflops_{name}": rate for name, rate in product_rate(device).items()}
     best = max(figures.values())
     policies = {}

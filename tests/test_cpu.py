@@ -110,6 +110,23 @@ def test_rows_that_lie_apart_are_read_as_they_are(apart):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("words", [torch.tensor([1, 1, 0, 2, 1]), None])
+@pytest.mark.parametrize("angles", [luck(5, 6, seed=1), None])
+def test_what_is_laid_out_comes_back(angles, words):
+    """<laid(x), y> = <x, brought_back(y)>, for any x and y: one is the slope of the other."""
+    at = torch.tensor([[4, 0, -1], [0, 0, 3]])
+    side, given, rows = cpu.Side(slice(1, 3), at, angles, words), luck(5, 4, 6), luck(2, 2, 3, 6, seed=2)
+    (found,) = cpu.laid(given, side, torch.float32)
+    sums = torch.zeros_like(given)
+    cpu.brought_back(rows, side, sums)
+    torch.testing.assert_close((found * rows).sum(), (given * sums).sum())
+    assert found[0, :, 2].eq(0).all()
+    assert sums[:, [0, 3]].eq(0).all()
+    both = cpu.laid(given, side, torch.float32, torch.bfloat16)
+    assert torch.equal(both[0], found)
+    assert torch.equal(both[1], found.bfloat16())
+
+
 def digest() -> str:
     """Of what the loops make of some numbers, to the last bit."""
     made = hashlib.sha256()
@@ -117,7 +134,12 @@ def digest() -> str:
         given, weight, slope = luck(200, 448), luck(448, seed=1), luck(200, 448, seed=2).to(kind)
         total, found, scale = cpu.normed(given, slope, weight, 1e-6, kind)
         of_gates = cpu.opened_slope(found, slope[:, :224])
-        for one in (total, found, scale, cpu.opened(found), of_gates):
+        side = cpu.Side(slice(1, 7), torch.arange(-1, 199).view(20, 10) // 2, given[:, :64])
+        vectors = found.view(200, 7, 64)
+        rows = cpu.laid(vectors, side, kind)
+        sums = torch.zeros_like(vectors)
+        cpu.brought_back(rows[0], side, sums)
+        for one in (total, found, scale, cpu.opened(found), of_gates, *rows, sums):
             made.update(one.float().numpy().tobytes())
         for one in cpu.norm_slope(slope, total, weight, scale, given, kind, True):
             assert one is not None

@@ -95,6 +95,40 @@ def test_halves_are_rotated(still):
     assert_alike(kernels.rotated_halves(given, phase.cos(), phase.sin(), still), turned, [given])
 
 
+def turned(given: Tensor, angles: Tensor) -> Tensor:
+    (one, other), (cosine, sine) = given.chunk(2, -1), angles[:, None].chunk(2, -1)
+    return torch.cat([one * cosine - other * sine, one * sine + other * cosine], -1)
+
+
+@pytest.mark.parametrize("long", [10, 512])
+@pytest.mark.parametrize("of_words", [True, False])
+@pytest.mark.parametrize(("heads", "groups"), [(2, 2), (6, 2), (3, 1)])
+def test_attention_is_pytorchs_of_what_was_turned(monkeypatch, heads, groups, of_words, long):
+    """Of rows of several lengths that share keys, some of them filled up, among tokens that do not look."""
+    monkeypatch.setattr(kernels, "LONG", long)
+    words = torch.tensor([3, 1, 1, 0, 2, 3, 1, 0, 0]) if of_words else None
+    queries, memory = (luck(4 if of_words else 9, many, 8, seed=many) for many in (heads, 2 * groups))
+    of_queries, of_keys = (luck(9, 8, seed=seed).detach() for seed in (1, 2))
+    rows = [[0, 1, 2, 3], [0, 1, 4], [5, 6, 7]]  # the tokens of each; the last of them look
+    asked, keys = torch.tensor([[2, 3], [4, -1], [7, 6]]), torch.full((3, 16), -1)
+    for row, tokens in zip(keys, rows, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens)
+    last = torch.tensor([[2, 3], [2, 0], [2, 1]])
+    parts = [torch.tensor([0, 2]), torch.tensor([1])]
+    blocks = [kernels.block(asked[part], last[part], keys[part]) for part in parts]
+    found = kernels.attention(queries, memory, kernels.View(blocks, of_queries, of_keys, words))
+
+    of_tokens, read = (x if words is None else x[words] for x in (queries, memory))
+    looking, (key, value) = turned(of_tokens, of_queries), read.chunk(2, 1)
+    key, value = (x.repeat_interleave(heads // groups, 1) for x in (turned(key, of_keys), value))
+    wanted = torch.zeros(9, heads, 8)
+    for token, row, stop in ((2, 0, 3), (3, 0, 4), (4, 1, 3), (7, 2, 3), (6, 2, 2)):
+        seen = rows[row][:stop]
+        weights = torch.einsum("hd,chd->hc", looking[token], key[seen]).softmax(-1)
+        wanted = wanted.index_put((torch.tensor(token),), torch.einsum("hc,chd->hd", weights, value[seen]))
+    assert_alike(found, wanted.flatten(1), [queries, memory])
+
+
 def test_slopes_of_a_key_that_many_rows_look_at_meet_in_fp32():
     """In bf16 a sum of like numbers stops growing at 256 of them."""
     rows, keys, still = torch.arange(1000)[:, None], torch.zeros(1000, 1, dtype=torch.long), torch.tensor([1.0, 0.0])

@@ -6,7 +6,7 @@ order in which they are written, so that they are the same to the last bit howev
 Shapes: N vectors of D numbers, I units of a perceptron; b rows of C places, heads of d numbers.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -88,32 +88,40 @@ def norm_slope(
     return found, found if kind == found.dtype else again, None if of_weight is None else of_weight.sum(0)
 
 
-def laid(
-    given: Tensor, heads: slice, at: Tensor, words: Tensor | None, angles: Tensor | None, kinds: Sequence[torch.dtype]
-) -> list[Tensor]:
-    """Side by side in rows [b, h, C, d], in each of the kinds: of [N, H, d] some heads of the vectors at [b, C].
+@dataclass(frozen=True)
+class Side:
+    """Which vectors of [N, H, d] lie side by side: of some heads, those of the places `at` [b, C]; -1 stands for zeros.
 
-    With angles [., d], cosines and then sines, each number of a head's first half is turned with one of the second.
-    With `words` places have angles, and are of words that have vectors. Zeros fill up where a place is -1.
+    With angles [., d] of all places, cosines and then sines, each number of a vector's first half is turned with one of
+    the second. With `words` [.] places are of words, which have the vectors.
     """
-    shape = len(at), heads.stop - heads.start, at.shape[1], given.shape[2]
-    found = [given.new_empty(shape, dtype=kind) for kind in dict.fromkeys(kinds)]
+
+    heads: slice
+    at: Tensor
+    angles: Tensor | None = None
+    words: Tensor | None = None
+
+    @property
+    def arrays(self) -> tuple[int, Places, Numbers | None, Places | None]:
+        angles, words = (None if x is None else x.numpy() for x in (self.angles, self.words))
+        return self.heads.start, self.at.numpy(), angles, words
+
+
+def laid(given: Tensor, side: Side, *kinds: torch.dtype) -> list[Tensor]:
+    """Vectors side by side [b, h, C, d], turned in fp32; in each of one or two kinds."""
+    shape = len(side.at), side.heads.stop - side.heads.start, side.at.shape[1], given.shape[2]
+    found = {kind: given.new_empty(shape, dtype=kind) for kind in kinds}
+    one, *other = map(_array, found.values())
     use_threads()
-    read = _array(given), heads.start, at.numpy(), _numbers(words), _numbers(angles)
-    _laid(*read, _array(found[0]), _array(found[1]) if len(found) > 1 else None)
-    return [found[-1] if kind == found[-1].dtype else found[0] for kind in kinds]
+    _laid(_array(given), *side.arrays, one, other[0] if other else None)
+    return [found[kind] for kind in kinds]
 
 
-def brought_back(
-    laid: Tensor, heads: slice, at: Tensor, words: Tensor | None, angles: Tensor | None, sums: Tensor
-) -> None:
-    """Add rows [b, h, C, d] to some heads of [N, H, d] where they came from, turned back: the slope of `laid`."""
+def brought_back(rows: Tensor, side: Side, sums: Tensor) -> None:
+    """Add vectors that lie side by side to those of `sums` [N, H, d] they are of, turned back: the slope of `laid`."""
+    rows = rows.view(len(side.at), side.heads.stop - side.heads.start, -1, sums.shape[2])
     use_threads()
-    _brought_back(_array(laid), heads.start, at.numpy(), _numbers(words), _numbers(angles), _array(sums))
-
-
-def _numbers(x: Tensor | None) -> NDArray[Any] | None:
-    return None if x is None else x.numpy()
+    _brought_back(_array(rows), *side.arrays, _array(sums))
 
 
 def _array(x: Tensor) -> Either:
@@ -203,8 +211,8 @@ def _laid(
     given: Either,
     first: int,
     at: Places,
-    words: Places | None,
     angles: Numbers | None,
+    words: Places | None,
     found: Either,
     again: Either | None,
 ) -> None:
@@ -236,9 +244,9 @@ def _laid(
 
 @_loops
 def _brought_back(
-    laid: Either, first: int, at: Places, words: Places | None, angles: Numbers | None, sums: Either
+    rows: Either, first: int, at: Places, angles: Numbers | None, words: Places | None, sums: Either
 ) -> None:
-    heads, size = laid.shape[1], laid.shape[3]
+    heads, size = rows.shape[1], rows.shape[3]
     half = size // 2
     for h in numba.prange(heads):  # rows share places, and no heads
         for b in range(len(at)):
@@ -246,7 +254,7 @@ def _brought_back(
                 place = at[b, c]
                 if place < 0:
                     continue
-                vector, total = laid[b, h, c], sums[place if words is None else words[place], first + h]
+                vector, total = rows[b, h, c], sums[place if words is None else words[place], first + h]
                 if angles is None:
                     for i in range(size):
                         _store(total, i, _load(total[i]) + _load(vector[i]))

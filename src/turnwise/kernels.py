@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from turnwise import cpu, gpu
+from turnwise.cpu import Side
 
 # A processor prepares every new shape of a product anew, so only few are let occur: multiples of so many
 _COUNT = 64  # tokens or places
@@ -198,38 +199,43 @@ def block(queries: Tensor, last: Tensor, keys: Tensor) -> Block:
 
 @dataclass(frozen=True)
 class View:
-    """Who looks at whom, and from where: a query or key is turned by the angles [., d] of its place.
+    """Who looks at whom, and from where: queries and keys are turned by the angles of their places.
 
-    These are cosines, then sines: each number of a vector's first half is turned with one of the second. A query's are
-    scaled by what scores are to be divided by.
+    Those of queries are scaled by what scores are to be divided by.
     """
 
     blocks: Sequence[Block]
-    of_queries: Tensor  # [M, d]
+    of_queries: Tensor  # [M, d] cosines, then sines
     of_keys: Tensor  # [N, d]
-    words: Tensor | None = None  # [M], which is N then: of which vectors places are; None: each of its own
+    words: Tensor | None = None  # [N], and M is N: of which words, that have the vectors, tokens are
+
+    def sides(self, one: Block, heads: int, groups: int) -> tuple[Side, Side, Side]:
+        """Queries, keys and values of a block."""
+        return (
+            Side(slice(0, heads), one.queries, self.of_queries, self.words),
+            Side(slice(0, groups), one.keys, self.of_keys, self.words),
+            Side(slice(groups, 2 * groups), one.keys, None, self.words),
+        )
 
 
 class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, memory: Tensor, view: View) -> Tensor:
-        ctx.view, ctx.like = view, (queries.new_empty(0), queries.shape, memory.shape)
         (_, heads, size), groups, kind = queries.shape, memory.shape[1] // 2, memory.dtype
+        ctx.view, ctx.heads, ctx.groups, ctx.kind = view, heads, groups, queries.dtype
+        ctx.of_queries, ctx.of_memory = len(queries), len(memory)
         found = memory.new_zeros((len(view.of_queries), heads, size))
         kept: list[Tensor] = []
         for one in view.blocks:
-
-            def laid(given: Tensor, part: slice, at: Tensor, angles: Tensor | None, *kinds: torch.dtype) -> list[Tensor]:
-                return [x.view(len(at) * groups, -1, size) for x in cpu.laid(given, part, at, view.words, angles, kinds)]
-
-            query, own = laid(queries, slice(0, heads), one.queries, view.of_queries, torch.float32, kind)
-            key, read = laid(memory, slice(0, groups), one.keys, view.of_keys, torch.float32, kind)
-            (value,) = laid(memory, slice(groups, 2 * groups), one.keys, None, kind)
+            of_queries, of_keys, of_values = view.sides(one, heads, groups)
+            rows = len(one.keys) * groups, -1, size  # the heads of a group follow one another
+            query, own = (x.view(rows) for x in cpu.laid(queries, of_queries, torch.float32, kind))
+            key, read = (x.view(rows) for x in cpu.laid(memory, of_keys, torch.float32, kind))
+            (value,) = (x.view(rows) for x in cpu.laid(memory, of_values, kind))
             scores = torch.bmm(query, key.mT)  # which can be large, and what is left of them in bf16 coarse
             scores.view(len(one.keys), heads, *one.bias.shape[2:]).add_(one.bias)
             weights = scores.softmax(-1).to(kind)
-            seen = torch.bmm(weights, value).view(len(one.keys), heads, -1, size)
-            cpu.brought_back(seen, slice(0, heads), one.queries, None, None, found)
+            cpu.brought_back(torch.bmm(weights, value), Side(slice(0, heads), one.queries), found)
             kept += [own, read, value, weights]
         ctx.save_for_backward(*kept)
         return found.flatten(1)
@@ -237,24 +243,20 @@ class _Attention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        view, (like, shape, of_memory) = ctx.view, ctx.like
-        (_, heads, size), groups = shape, of_memory[1] // 2
-        # Rows may look at the same keys, and tokens be the same word, whose slopes meet in fp32.
-        of_queries = torch.zeros(shape, dtype=like.dtype if view.words is None else torch.float32)
-        of_memory = torch.zeros(of_memory)
+        view, heads, groups, kind = ctx.view, ctx.heads, ctx.groups, slope.dtype
+        slope = slope.unflatten(1, (heads, -1))
+        # Rows may look at the same keys, and tokens be the same word: their slopes meet in fp32.
+        queries = torch.zeros(ctx.of_queries, heads, slope.shape[2])
+        memory = torch.zeros(ctx.of_memory, 2 * groups, slope.shape[2])
         saved = iter(ctx.saved_tensors)
         for one, query, key, value, weights in zip(view.blocks, saved, saved, saved, saved, strict=True):
-            (own,) = cpu.laid(slope.unflatten(1, (heads, size)), slice(0, heads), one.queries, None, None, [key.dtype])
-            own = own.view(query.shape)
-            scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, weights.dtype)
-            for rows, part, at, angles, sums in (
-                (torch.bmm(scores, key), slice(0, heads), one.queries, view.of_queries, of_queries),
-                (torch.bmm(scores.mT, query), slice(0, groups), one.keys, view.of_keys, of_memory),
-                (torch.bmm(weights.mT, own), slice(groups, 2 * groups), one.keys, None, of_memory),
-            ):
-                rows = rows.view(len(at), part.stop - part.start, -1, size)
-                cpu.brought_back(rows, part, at, view.words, angles, sums)
-        return of_queries.to(like.dtype), of_memory.to(key.dtype), None
+            of_queries, of_keys, of_values = view.sides(one, heads, groups)
+            own = cpu.laid(slope, Side(of_queries.heads, one.queries), kind)[0].view(query.shape)
+            scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, kind)
+            cpu.brought_back(torch.bmm(scores, key), of_queries, queries)
+            cpu.brought_back(torch.bmm(scores.mT, query), of_keys, memory)
+            cpu.brought_back(torch.bmm(weights.mT, own), of_values, memory)
+        return queries.to(ctx.kind), memory.to(kind), None
 
 
 def attention(queries: Tensor, memory: Tensor, view: View) -> Tensor:
@@ -269,30 +271,27 @@ def attention(queries: Tensor, memory: Tensor, view: View) -> Tensor:
 
 class _Laid(Function):
     @staticmethod
-    def forward(
-        ctx: Any, given: Tensor, part: slice, at: Tensor, words: Tensor | None, angles: Tensor | None
-    ) -> Tensor:
-        ctx.shape, ctx.kind, ctx.where = given.shape, given.dtype, (part, at, words, angles)
-        return cpu.laid(given, *ctx.where, [torch.float32])[0]
+    def forward(ctx: Any, given: Tensor, side: Side) -> Tensor:
+        ctx.side, ctx.shape, ctx.kind = side, given.shape, given.dtype
+        return cpu.laid(given, side, torch.float32)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         sums = torch.zeros(ctx.shape)
-        cpu.brought_back(slope, *ctx.where, sums)
-        return sums.to(ctx.kind), None, None, None, None
+        cpu.brought_back(slope.contiguous(), ctx.side, sums)
+        return sums.to(ctx.kind), None
 
 
 def _frugal(queries: Tensor, memory: Tensor, view: View) -> Tensor:
     """By PyTorch's own attention, which is slower and keeps no weights, of which long rows have too many."""
-    heads, groups = queries.shape[1], memory.shape[1] // 2
-    found = memory.new_zeros((len(view.of_queries), heads * queries.shape[2]))
+    (_, heads, size), groups = queries.shape, memory.shape[1] // 2
+    found = memory.new_zeros((len(view.of_queries), heads * size))
     for one in view.blocks:
-        query = _Laid.apply(queries, slice(0, heads), one.queries, view.words, view.of_queries)
-        key = _Laid.apply(memory, slice(0, groups), one.keys, view.words, view.of_keys)
-        value = _Laid.apply(memory, slice(groups, 2 * groups), one.keys, view.words, None)
-        both: Any = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
-        seen = nn.functional.scaled_dot_product_attention(query, *both, attn_mask=one.bias, scale=1.0)
+        sides = view.sides(one, heads, groups)
+        query, *read = (_Laid.apply(x, side) for x, side in zip((queries, memory, memory), sides, strict=True))
+        read: list[Any] = [x.repeat_interleave(heads // groups, 1) for x in read]
+        seen = nn.functional.scaled_dot_product_attention(query, *read, attn_mask=one.bias, scale=1.0)
         used = one.queries >= 0
         found = found.index_copy(0, one.queries[used], seen.transpose(1, 2)[used].flatten(1).to(memory.dtype))
     return found
