@@ -62,3 +62,7 @@ def gaps_of(engine: str, precision: str) -> torch.Tensor:
             if hasattr(sampler, "close"):
                 sampler.close()
     return policy.logprobs(batch, config.update.micro_tokens) - batch.logprobs
+
+
+if __name__ == "__main__":
+    main()

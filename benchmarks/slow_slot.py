@@ -53,3 +53,7 @@ async def seconds_a_turn(config: Config, engine: Engine, renderer: Codec) -> flo
     others = await asyncio.gather(*(play(number) for number in range(1, len(slots))))
     sleeper.cancel()
     return statistics.mean(others)
+
+
+if __name__ == "__main__":
+    main()

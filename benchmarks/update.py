@@ -98,3 +98,7 @@ def padding(batch: Batch, config: UpdateConfig) -> float:
     parts = batch.trained_rows[order].split(config.minibatch)
     lines = [len(m.line.tokens) for part in parts for m in batch.micros(part, config.micro_tokens, finals=False)]
     return 1 - sum(lines) / sum(padded(tokens) for tokens in lines)
+
+
+if __name__ == "__main__":
+    main()
