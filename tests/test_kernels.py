@@ -231,7 +231,7 @@ def test_what_is_not_kept_is_computed_twice(monkeypatch, learning, times):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_in_bf16_it_is_as_close_as_the_modules_in_bf16(monkeypatch, layers):
-    """Of one layer words are read once too, and places asked about."""
+    """Of one layer nothing is computed for words alone, since places are asked about."""
     line = line_of(ids(20), [ids(length, seed=length) for length in (30, 40, 17)])
     places = 20 + torch.arange(87)
     model = model_of("qwen2", hidden_size=256, num_hidden_layers=layers)
