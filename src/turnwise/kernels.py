@@ -222,41 +222,40 @@ class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, memory: Tensor, view: View) -> Tensor:
         (_, heads, size), groups, kind = queries.shape, memory.shape[1] // 2, memory.dtype
-        ctx.view, ctx.heads, ctx.groups, ctx.kind = view, heads, groups, queries.dtype
-        ctx.of_queries, ctx.of_memory = len(queries), len(memory)
+        ctx.view, ctx.shapes, ctx.kind = view, (queries.shape, memory.shape), queries.dtype
         found = memory.new_zeros((len(view.of_queries), heads, size))
         kept: list[Tensor] = []
         for one in view.blocks:
-            of_queries, of_keys, of_values = view.sides(one, heads, groups)
+            asking, shown, told = view.sides(one, heads, groups)
             rows = len(one.keys) * groups, -1, size  # the heads of a group follow one another
-            query, own = (x.view(rows) for x in cpu.laid(queries, of_queries, torch.float32, kind))
-            key, read = (x.view(rows) for x in cpu.laid(memory, of_keys, torch.float32, kind))
-            (value,) = (x.view(rows) for x in cpu.laid(memory, of_values, kind))
-            scores = torch.bmm(query, key.mT)  # which can be large, and what is left of them in bf16 coarse
+            exact, query = (x.view(rows) for x in cpu.laid(queries, asking, torch.float32, kind))
+            key_exact, key = (x.view(rows) for x in cpu.laid(memory, shown, torch.float32, kind))
+            (value,) = (x.view(rows) for x in cpu.laid(memory, told, kind))
+            scores = torch.bmm(exact, key_exact.mT)  # which can be large, and what is left of them in bf16 coarse
             scores.view(len(one.keys), heads, *one.bias.shape[2:]).add_(one.bias)
             weights = scores.softmax(-1).to(kind)
-            cpu.brought_back(torch.bmm(weights, value), Side(slice(0, heads), one.queries), found)
-            kept += [own, read, value, weights]
+            cpu.brought_back(torch.bmm(weights, value), Side(asking.heads, one.queries), found)
+            kept += [query, key, value, weights]
         ctx.save_for_backward(*kept)
         return found.flatten(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        view, heads, groups, kind = ctx.view, ctx.heads, ctx.groups, slope.dtype
-        slope = slope.unflatten(1, (heads, -1))
+        view, kind = ctx.view, slope.dtype
         # Rows may look at the same keys, and tokens be the same word: their slopes meet in fp32.
-        queries = torch.zeros(ctx.of_queries, heads, slope.shape[2])
-        memory = torch.zeros(ctx.of_memory, 2 * groups, slope.shape[2])
+        of_queries, of_memory = map(torch.zeros, ctx.shapes)
+        heads, groups = of_queries.shape[1], of_memory.shape[1] // 2
+        slope = slope.unflatten(1, (heads, -1))
         saved = iter(ctx.saved_tensors)
         for one, query, key, value, weights in zip(view.blocks, saved, saved, saved, saved, strict=True):
-            of_queries, of_keys, of_values = view.sides(one, heads, groups)
-            own = cpu.laid(slope, Side(of_queries.heads, one.queries), kind)[0].view(query.shape)
+            asking, shown, told = view.sides(one, heads, groups)
+            own = cpu.laid(slope, Side(asking.heads, one.queries), kind)[0].view(query.shape)
             scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, kind)
-            cpu.brought_back(torch.bmm(scores, key), of_queries, queries)
-            cpu.brought_back(torch.bmm(scores.mT, query), of_keys, memory)
-            cpu.brought_back(torch.bmm(weights.mT, own), of_values, memory)
-        return queries.to(ctx.kind), memory.to(kind), None
+            cpu.brought_back(torch.bmm(scores, key), asking, of_queries)
+            cpu.brought_back(torch.bmm(scores.mT, query), shown, of_memory)
+            cpu.brought_back(torch.bmm(weights.mT, own), told, of_memory)
+        return of_queries.to(ctx.kind), of_memory.to(kind), None
 
 
 def attention(queries: Tensor, memory: Tensor, view: View) -> Tensor:
