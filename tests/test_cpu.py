@@ -122,9 +122,9 @@ def test_what_is_laid_out_comes_back(angles, words):
     torch.testing.assert_close((found * rows).sum(), (given * sums).sum())
     assert found[0, :, 2].eq(0).all()
     assert sums[:, [0, 3]].eq(0).all()
-    both = cpu.laid(given, side, torch.float32, torch.bfloat16)
-    assert torch.equal(both[0], found)
-    assert torch.equal(both[1], found.bfloat16())
+    for kinds in (KINDS, KINDS[::-1], [torch.float32] * 2):
+        for kind, rows in zip(kinds, cpu.laid(given, side, *kinds), strict=True):
+            assert torch.equal(rows, found.to(kind))
 
 
 def digest() -> str:

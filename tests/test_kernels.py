@@ -86,18 +86,17 @@ def test_a_gpus_formula_of_gates_is_the_processors():
     assert torch.allclose(gpu.opened_again(given, None)[0], found, atol=1e-6)
 
 
-@pytest.mark.parametrize("still", [0, 1])
-def test_halves_are_rotated(still):
-    given, phase = luck(5, 3, 8), luck(5, 1, 4, seed=1).detach()
-    one, other = given[:, : 3 - still].chunk(2, -1)
-    turned = torch.cat([one * phase.cos() - other * phase.sin(), one * phase.sin() + other * phase.cos()], -1)
-    turned = torch.cat([turned, given[:, 3 - still :]], 1)
-    assert_alike(kernels.rotated_halves(given, phase.cos(), phase.sin(), still), turned, [given])
-
-
 def turned(given: Tensor, angles: Tensor) -> Tensor:
     (one, other), (cosine, sine) = given.chunk(2, -1), angles[:, None].chunk(2, -1)
     return torch.cat([one * cosine - other * sine, one * sine + other * cosine], -1)
+
+
+@pytest.mark.parametrize("still", [0, 1])
+def test_halves_are_rotated(still):
+    given, phase = luck(5, 3, 8), luck(5, 4, seed=1).detach()
+    angles = phase.cos(), phase.sin()
+    wanted = torch.cat([turned(given[:, : 3 - still], torch.cat(angles, -1)), given[:, 3 - still :]], 1)
+    assert_alike(kernels.rotated_halves(given, *(x[:, None] for x in angles), still), wanted, [given])
 
 
 @pytest.mark.parametrize("long", [10, 512])

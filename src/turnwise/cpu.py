@@ -23,7 +23,6 @@ from turnwise.threads import has_threads, use_threads
 
 Numbers: TypeAlias = NDArray[np.float32]
 Either: TypeAlias = NDArray[Any]  # fp32, or the bits of bf16
-
 Places: TypeAlias = NDArray[np.int64]
 
 _ROWS = 64  # vectors at a time, by one thread
@@ -110,7 +109,8 @@ class Side:
 def laid(given: Tensor, side: Side, *kinds: torch.dtype) -> list[Tensor]:
     """Vectors side by side [b, h, C, d], turned in fp32; in each of one or two kinds."""
     shape = len(side.at), side.heads.stop - side.heads.start, side.at.shape[1], given.shape[2]
-    found = {kind: given.new_empty(shape, dtype=kind) for kind in kinds}
+    # The finer comes first: of it the other is made.
+    found = {kind: given.new_empty(shape, dtype=kind) for kind in sorted(kinds, key=lambda kind: -kind.itemsize)}
     one, *other = map(_array, found.values())
     use_threads()
     _laid(_array(given), *side.arrays, one, other[0] if other else None)

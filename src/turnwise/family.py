@@ -27,9 +27,3 @@ def in_family(trunk: PreTrainedModel) -> bool:
 def is_adapted(part: nn.Module) -> bool:
     """Whether it is a linear layer of peft's, to whose weight those of low-rank adapters can be added."""
     return hasattr(part, "get_delta_weight")
-
-
-def neighbours(heads: int, size: int) -> torch.Tensor:
-    """[heads x size]: in which order of a product's outputs the pairs that are rotated together are neighbours."""
-    pairs = torch.arange(size).view(2, -1).T.flatten()
-    return (torch.arange(heads)[:, None] * size + pairs).flatten()

@@ -187,6 +187,7 @@ class _OnProcessor(_Reading):
 
     def prepare(self, cosine: Tensor, sine: Tensor) -> None:
         self.angles = torch.cat([cosine, sine], -1)[:, 0]
+        self.angles_of_queries = self.angles * self.size**-0.5  # by which scores are to be divided
         self.blocks = self._blocks()
 
     def attend(
@@ -197,7 +198,7 @@ class _OnProcessor(_Reading):
         if of_keys is not None:
             keys, values = memory.chunk(2, 1)
             memory = torch.cat([self._norm(keys.float(), of_keys, self.kind), values], 1)
-        angles, blocks = self.angles * self.size**-0.5, self.blocks  # by which scores are to be divided
+        angles, blocks = self.angles_of_queries, self.blocks
         if places is not None:
             given, hidden, angles, blocks = _at(given, places), _at(hidden, places), _at(angles, places), self._asked()
         queries = self._product(given, [layer.query]).unflatten(1, (self.heads, self.size))

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from turnwise import gpu
 from turnwise.engines.attention import attention_of
 from turnwise.engines.cache import Cache
-from turnwise.family import in_family, is_adapted, neighbours
+from turnwise.family import in_family, is_adapted
 from turnwise.kernels import padded
 
 _SMALL = 300_000_000  # parameters of a model on a processor up to which the copy of the weights costs little
@@ -77,7 +77,7 @@ class _Layer:
     def __init__(self, layer: Any, heads: int, groups: int, bf16: bool):
         attention, perceptron = layer.self_attn, layer.mlp
         size, device = attention.head_dim, attention.q_proj.weight.device
-        rotated = neighbours(heads + groups, size)
+        rotated = _neighbours(heads + groups, size)
         if device.type == "cuda":  # whose formula rotates each half of a head with the other
             rotated = torch.arange(len(rotated))
         order = torch.cat([rotated, torch.arange(len(rotated), len(rotated) + groups * size)])
@@ -205,6 +205,12 @@ class Decoder:
 
     def _sum(self, hidden: Tensor, more: Tensor) -> Tensor:
         return hidden + (more if self._on_gpu else more.float())  # adding two types takes a processor longer
+
+
+def _neighbours(heads: int, size: int) -> Tensor:
+    """[heads x size]: in which order of a product's outputs the pairs that are rotated together are neighbours."""
+    pairs = torch.arange(size).view(2, -1).T.flatten()
+    return (torch.arange(heads)[:, None] * size + pairs).flatten()
 
 
 def _weight(part: Any) -> Tensor:
