@@ -28,6 +28,7 @@ EVERYBODY = {
     # Memory that is freed stays with the process, as Turnwise's command line has it.
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(2**26),
 }
 
 

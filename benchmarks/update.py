@@ -19,7 +19,7 @@ from turnwise.policy import Policy
 from turnwise.types import Generation, Observation, Segment, Turn
 from turnwise.update import Optimizers, assign_credit, update
 
-ROUNDS = 3
+ROUNDS = 5
 REPLY = 16
 SIZES = {"2M": (256, 3, 256), "10M": (448, 5, 128), "50M": (896, 6, 64)}  # width, layers, and turns to train on
 SPREADS = {"even": (128, 128), "4x": (52, 208)}  # shortest and longest row, in tokens
@@ -32,16 +32,16 @@ def main() -> None:
     config = UpdateConfig()
     figures: dict[str, float] = {f"product_gflops_{name}": rate for name, rate in product_rate(device).items()}
     best = max(figures.values())
-    policies = {}
+    models: dict[str, tuple[Policy, Optimizers]] = {}
     for name, (width, layers, _) in SIZES.items():
         model = small_model(width, layers).to(device)  # pyright: ignore[reportArgumentType]
-        policies[name] = Policy(model, "separate", reference=False, precision=precision)
+        policy = Policy(model, "separate", reference=False, precision=precision)
+        models[name] = policy, Optimizers(policy, config)
         figures[f"parameters_{name}"] = sum(p.numel() for p in model.parameters())
     seconds: dict[str, list[float]] = {}
     work: dict[str, float] = {}
     for _ in range(ROUNDS + 1):  # the first warms up
-        for size, policy in policies.items():
-            optimizers = Optimizers(policy, config)
+        for size, (policy, optimizers) in models.items():
             for spread, (shortest, longest) in SPREADS.items():
                 batch = made_up(SIZES[size][2], shortest, longest)
                 credit = assign_credit(batch, policy.score(batch, config.micro_tokens), DualGAE(), 0.0)

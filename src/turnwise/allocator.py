@@ -5,7 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
+_HEAP = 2**26  # bytes of each of the heaps that threads have, all but the first
 
 
 def keep_freed_memory() -> None:
@@ -14,6 +15,7 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(_MMAP_THRESHOLD, 2**30)
+        libc.mallopt(_TOP_PAD, _HEAP)  # or a heap is given back as soon as it is empty, whatever the threshold
 
 
 @contextmanager
