@@ -111,15 +111,18 @@ class _Reading(ABC):
         cosine, sine = (x[0, :, None, : self.size // 2] for x in self.trunk.rotary_emb(hidden, positions[None]))
         *layers, last = self.reader.layers
         self.prepare(cosine, sine)
+        added: Tensor | None = None
         for layer in layers:
             if self.reader.twice and torch.is_grad_enabled():
                 options: Any = {"use_reentrant": False, "preserve_rng_state": False}
-                hidden = checkpoint(self._layer, layer, hidden, None, of_words, **options)
+                both = checkpoint(self._layer, layer, hidden, None, None, of_words, **options)
+                hidden = torch.add(*both)  # since what a layer is given is kept
             else:
-                hidden = self._layer(layer, hidden, None, of_words)
+                hidden, added = self._layer(layer, hidden, added, None, of_words)
             of_words = None
-        hidden = self._layer(last, hidden, self.places, of_words)
-        return self._norm(hidden, self.trunk.norm, torch.float32)[: len(self.places)]
+        hidden, added = self._layer(last, hidden, added, self.places, of_words)
+        _, found = kernels.added_norm(hidden, added, self.trunk.norm.weight, self.floor, torch.float32)
+        return found[: len(self.places)]
 
     @abstractmethod
     def words(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -138,13 +141,18 @@ class _Reading(ABC):
         Or both at the places alone, filled up. With `of_words` [N] the hidden states are those of words.
         """
 
-    def _layer(self, layer: _Layer, hidden: Tensor, places: Tensor | None, of_words: Tensor | None) -> Tensor:
-        """[N, D] of [N, D], or of words; with `places` only what comes out there, filled up."""
-        hidden, given = self._added_norm(hidden, None, layer.norms[0])
+    def _layer(
+        self, layer: _Layer, hidden: Tensor, added: Tensor | None, places: Tensor | None, of_words: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, D], or those of words, and what is still to be added to them, likewise after the layer.
+
+        With `places` only what comes out there, filled up.
+        """
+        hidden, given = self._added_norm(hidden, added, layer.norms[0])
         found, hidden = self.attend(layer, given, hidden, places, of_words)
         hidden, given = self._added_norm(hidden, self._product(found, [layer.out]), layer.norms[1])
         both = self._product(given, layer.gate_up)
-        return hidden + kernels.gated_product(both, self.reader.pack([layer.down]))
+        return hidden, kernels.gated_product(both, self.reader.pack([layer.down]))
 
     def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
         return kernels.norm(given, norm.weight, self.floor, kind)

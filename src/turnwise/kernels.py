@@ -80,8 +80,8 @@ class _Product(Function):
         of_weights: list[Tensor | None] = [None] * (len(ctx.sizes) * (1 + ctx.biased))
         if any(ctx.needs_input_grad[3 + len(of_adapters) :]):
             of_weights = [*(slope.mT @ read).float().split(ctx.sizes)]
-            if ctx.biased:
-                of_weights += slope.sum(0, dtype=torch.float32).split(ctx.sizes)
+            if ctx.biased:  # a product is faster than a sum
+                of_weights += (slope.new_ones(1, len(slope)) @ slope)[0].float().split(ctx.sizes)
         return of_given, None, None, *of_adapters, *of_weights
 
 

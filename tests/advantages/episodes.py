@@ -17,7 +17,7 @@ from turnwise.types import Observation, Segment
 @dataclass(frozen=True)
 class Episode:
     lengths: list[int]  # sampled tokens of each exchange with the model
-    asked: list[bool]  # by the memory; never the last
+    asked: list[bool]  # by the memory
     seen: list[str]  # the observation of each exchange: a question has that of the turn after it
     rewards: list[float]  # one a token, a KL penalty included
     seed: int

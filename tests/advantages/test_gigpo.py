@@ -69,6 +69,14 @@ def test_where_nothing_is_met_twice_it_is_grpo():
     assert credit(GiGPO(), episodes) == credit(GRPO(divide_by_std=False), episodes)
 
 
+def test_a_question_that_prepares_no_turn_has_the_credit_of_its_episode_alone():
+    asking = [Episode([1, 2], [False, True], ["a", "a"], [0.0, float(n), 0.0], 0) for n in range(2)]
+    at_a = [0.0, 0.95 * 1.0]
+    found = credit(GiGPO(), asking)
+    for n, sign in enumerate((-1, 1)):
+        assert found[n] == near([sign * (0.5 + (at_a[1] - at_a[0]) / 2), sign * 0.5, sign * 0.5], 1e-6)
+
+
 def test_the_same_observation_on_another_level_is_another_state():
     here, there = (Episode([1, 1], [False] * 2, ["a", "b"], [0.0, float(seed)], seed) for seed in (0, 1))
     assert credit(GiGPO(), [here, there]) == [[0.0, 0.0]] * 2

@@ -24,7 +24,7 @@ from turnwise.groups import level
 
 @dataclass(frozen=True)
 class GiGPO:
-    """A question of the memory belongs to the turn it prepares."""
+    """A question of the memory belongs to the turn it prepares; if it prepares none, it has its episode's credit alone."""
 
     critic = False
     groups = True
@@ -41,23 +41,23 @@ class GiGPO:
 
     def __call__(self, streams: Streams) -> Estimate:
         of_episodes = above_mean(episode_returns(streams), levels(streams), self.divide_by_std)
-        of_turns = above_mean(self._returns(streams), _states(streams), self.divide_by_std)
+        ends = streams.step_ends | streams.segment_ends
+        of_turns = above_mean(self._returns(streams, ends), _states(streams), self.divide_by_std)
         advantages = spans.spread(of_episodes, streams.segment_ends)
-        advantages += self.omega * spans.spread(of_turns, streams.step_ends)
+        advantages += self.omega * spans.spread(of_turns, ends)
         return Estimate(advantages.float())
 
-    def _returns(self, streams: Streams) -> Tensor:
-        """[K] the discounted rewards from each turn on. A whole episode ends where its environment moved."""
-        rewards = spans.sums(streams.rewards.double(), streams.step_ends)
-        last = streams.segment_ends[streams.step_ends]
+    def _returns(self, streams: Streams, ends: Tensor) -> Tensor:
+        """[K] the discounted rewards from each turn on."""
+        rewards, last = spans.sums(streams.rewards.double(), ends), streams.segment_ends[ends]
         return discounted_sums(rewards, torch.full_like(rewards, self.step_gamma).masked_fill(last, 0.0))
 
 
 def _states(streams: Streams) -> Tensor:
     """[K] turns of one level that saw the same have the same number."""
     return number(
-        (level(segment), turn.observation)
+        (level(segment), object() if turn.of_memory else turn.observation)
         for segment in streams.segments
         for turn in segment.turns
-        if not turn.of_memory
+        if not turn.of_memory or turn is segment.turns[-1]
     )
