@@ -24,7 +24,7 @@ from turnwise.groups import level
 
 @dataclass(frozen=True)
 class GiGPO:
-    """A question of the memory belongs to the turn it prepares; if it prepares none, it has its episode's credit alone."""
+    """A question of the memory belongs to the turn it prepares; if there is none, it has its episode's credit alone."""
 
     critic = False
     groups = True
