@@ -249,3 +249,23 @@ def test_prune_keeps_the_newest(tmp_path):
     assert checkpoint.load(newest)[1] == {"step": 12}
     checkpoint.prune(tmp_path, 5)
     assert len([path for path in tmp_path.iterdir() if path.suffix != ".draft"]) == 2
+
+
+def test_prune_leaves_no_draft_and_nothing_half_deleted(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, f"{step:06}-0000-0000", {"a": {"x": torch.ones(2)}}, {})
+    (tmp_path / "000009-0000-0000.draft").mkdir()
+    gone = []
+    remove = checkpoint.shutil.rmtree
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **how: gone.append(path.name) or remove(path, **how))
+    checkpoint.prune(tmp_path, 2)
+    assert sorted(gone) == ["000001-0000-0000.draft", "000009-0000-0000.draft"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000002-0000-0000", "000003-0000-0000"]
+
+
+def test_a_checkpoint_that_the_run_has_let_go_of_is_not_called_damaged(tmp_path):
+    checkpoint.save(tmp_path, "000001-0000-0000", {}, {})
+    checkpoint.save(tmp_path, "000002-0000-0000", {}, {})
+    checkpoint.prune(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"000001-0000-0000 is gone, as the run trains on .* ask again"):
+        checkpoint.load(tmp_path / "000001-0000-0000")

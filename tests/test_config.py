@@ -160,6 +160,25 @@ def test_a_dumped_configuration_reads_back_equal(load, tmp_path, text):
     assert load_config(path) == config
 
 
+@pytest.mark.parametrize(
+    "given", [{1: 0.5, 5: 1.0}, "1e5", "2026-11-30", "yes", "null", 1e5, 1e-7, [1, [2.0]], {"a": {2: 3}}]
+)
+def test_what_environments_and_parts_are_given_reads_back_as_it_was(tmp_path, given):
+    tree = {"environment": {"id": "helpers:Ladder", "kwargs": {"given": given}, "tasks": {"1e3": {"more": given}}}}
+    config = parse_config(tree)
+    path = tmp_path / "copy.yaml"
+    path.write_text(dump_config(config))
+    again = load_config(path)
+    assert again.environment == config.environment
+    assert type(again.environment.kwargs["given"]) is type(given)
+
+
+def test_what_no_recipe_can_say_is_refused_in_one_sentence():
+    config = parse_config({"environment": {"id": "helpers:Ladder", "kwargs": {"given": object()}}})
+    with pytest.raises(ValueError, match="the configuration holds what no recipe can say"):
+        dump_config(config)
+
+
 def test_one_file_may_stand_alone_and_a_tenth_of_it_is_held_out(load):
     config = load("agent: {use: tool}\ndata: {train: rows.csv}")
     assert (config.data.train, config.data.held_out) == (["rows.csv"], 0.1)

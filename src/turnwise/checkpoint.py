@@ -74,6 +74,10 @@ def _damage_told(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
+        if not target.exists():
+            raise ValueError(
+                f"the checkpoint {target} is gone, as the run trains on and keeps its newest alone; ask again"
+            ) from error
         raise ValueError(
             f"the checkpoint {target} cannot be read ({error}); delete that folder to resume from the one before it, "
             "or the whole run to begin anew"
@@ -95,9 +99,11 @@ def _age(path: Path) -> tuple[str, bool]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest."""
+    """Delete all but the newest, and drafts. Each is gone at once for those who read it meanwhile."""
     for path in sorted(_finished(folder))[:-keep]:
-        shutil.rmtree(path)
+        path.rename(path.with_name(f"{path.name}.draft"))
+    for draft in folder.glob("*.draft"):
+        shutil.rmtree(draft)
 
 
 def load_parameters(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:

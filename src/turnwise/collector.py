@@ -26,6 +26,10 @@ from turnwise.types import Level, Segment
 _PATIENCE = 10  # batches in a row without a group that teaches
 
 
+class NothingToCompare(ValueError):
+    """Groups have taught nothing for long."""
+
+
 class Collector:
     """Plays n_env slots, e_len turns or some whole episodes of each a batch."""
 
@@ -44,7 +48,10 @@ class Collector:
                 task = deal[group % len(deal)]
                 levels = partial(self._level, task, group)
                 luck = (member,) if size > 1 else ()
-                kept = {"written": partial(self._written, index), "traced": partial(self._traced, group)}
+                kept: dict[str, Any] = {
+                    "written": partial(self._written, index),
+                    "traced": partial(self._traced, group),
+                }
                 slot = Slot(index, task, config, codec, self._shared, levels, luck, group, **kept)
                 self.slots.append(slot)
             if config.data is not None:
@@ -87,7 +94,7 @@ class Collector:
                 self.tally.useless_groups += useless
             if segments:
                 return segments
-        raise ValueError(
+        raise NothingToCompare(
             f"in {_PATIENCE} batches no group had episodes of different returns, so there is nothing to compare "
             "(rollout.filter_groups); choose other tasks or rewards, larger groups, or a higher temperature"
         )
@@ -110,6 +117,8 @@ class Collector:
 
     async def _elastic(self, engine: Engine) -> list[Segment]:
         """So many turns in all, whoever plays them."""
+        if self._batches.empty():
+            self._count(engine)  # a batch that waited when the run was killed is in the slots' shares
         if isinstance(engine, Pausable) and self._batches.empty():
             engine.resume()
         count = partial(self._count, engine)
@@ -158,7 +167,12 @@ class Collector:
         self._shared.close()
 
     def state(self) -> list[dict[str, Any]]:
-        return [slot.state() for slot in self.slots]
+        """Where the slots stand; batches that wait are a part of what they have of the next one."""
+        batches = [self._batches.get_nowait() for _ in range(self._batches.qsize())]
+        for batch in batches:
+            self._batches.put_nowait(batch)
+        waiting = [segment for batch in batches for segment in batch]
+        return [slot.state([segment for segment in waiting if segment.slot == slot.index]) for slot in self.slots]
 
     def restore(self, state: Sequence[dict[str, Any]]) -> int:
         """Returns how many slots could not be brought back and begin a new episode."""

@@ -28,9 +28,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads, texts such as 1e5 in quotes."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -106,7 +111,20 @@ def find_shipped(kind: Literal["recipe", "suite"], name: str | Path) -> Path:
 
 
 def dump_config(config: Config) -> str:
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """As YAML that reads back as the same configuration."""
+    tree = config.model_dump()
+    try:
+        return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:  # given in Python
+        raise ValueError(
+            f"the configuration holds what no recipe can say ({' '.join(str(error).split())}); give texts, numbers, "
+            "true, false, lists and groups of keys"
+        ) from error
+
+
+def tree_of(config: Config) -> dict[str, Any]:
+    """Its keys and values, as they come back from a file."""
+    return yaml.load(dump_config(config), _Loader)
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -9,16 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise import checkpoint, files
 from turnwise.config import Config
-from turnwise.recipe import differences, dump_config, read_tree
+from turnwise.recipe import differences, dump_config, read_tree, tree_of
 from turnwise.tally import Transcript
 from turnwise.types import Segment
 
 _SEGMENTS = TypeAdapter(list[Segment])
+_FREE = ("update.micro_tokens", "update.gradient_checkpointing")  # keys of speed and memory, which may change meanwhile
 
 
 class Run:
@@ -39,19 +39,26 @@ class Run:
         if resume:
             if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
-            before, now = read_tree(self._config), yaml.safe_load(dump_config(config))
-            changed = differences(before, now)
+            before, now = read_tree(self._config), tree_of(config)
+            changed = [line for line in differences(before, now) if line.split()[0] not in _FREE]
             if not changed and list(before["environment"]["tasks"]) != list(now["environment"]["tasks"]):
                 changed = ["environment.tasks stood in another order, by which slots are dealt their tasks"]
             if changed:
                 raise ValueError(
                     f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); give the same one, "
-                    f"or begin another run with what it learned: run=FOLDER model.path={self.folder / 'model'}"
+                    f"or begin another run{self._with_its_model()}"
                 )
         elif checkpoint.newest(self.checkpoints) is not None:
             raise ValueError(f"{self.folder} holds a run already; go on with --resume, or choose another run=FOLDER")
         if not is_writable(self.folder):
             raise ValueError(f"run is {config.run!r}, where nothing can be written; choose another run=FOLDER")
+
+    def _with_its_model(self) -> str:
+        """How to begin where this one stands, if it was ended or stopped there."""
+        model, newest = self.folder / "model" / "config.json", checkpoint.newest(self.checkpoints)
+        if not model.is_file() or (newest is not None and model.stat().st_mtime < newest.stat().st_mtime):
+            return ": run=FOLDER"
+        return f" with what it learned: run=FOLDER model.path={model.parent}"
 
     def hold(self) -> None:
         """Make the folder, and keep other processes from writing to it as long as this one lives."""
@@ -87,7 +94,7 @@ class Run:
     def write(self, transcript: Transcript) -> None:
         task = transcript.task.replace("/", "-")  # Gymnasium has names such as ALE/Pong-v5
         name = f"slot{transcript.slot:03}-episode{transcript.episode:05}-{task}.txt"
-        (self.folder / "transcripts" / name).write_text(transcript.text)
+        (self.folder / "transcripts" / name).write_text(transcript.text, encoding="utf-8")
 
     def keep_warmup(self, number: int, segments: list[Segment]) -> None:
         """A file a batch: a checkpoint does not hold them."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turnwise import checkpoint
 from turnwise.batch import Batch, pack
-from turnwise.collector import Collector
+from turnwise.collector import Collector, NothingToCompare
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.make import make_engine
@@ -44,12 +44,17 @@ def train(config: Config, resume: bool = False) -> bool:
     with servers, closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
         if config.evaluation.every and not training.progress.lines:
             training.evaluate()
-        training.warm_up(stop)
-        while training.progress.step < config.steps and not stop.is_set():
-            training.step()
+        try:
+            training.warm_up(stop)
+            while training.progress.step < config.steps and not stop.is_set():
+                training.step()
+        except NothingToCompare:  # maybe since all is learned: what there is is kept, and a resumed run plays on
+            training.save()
+            training.finish()
+            raise
         if stop.is_set():
             training.view.say("stopped after the step under way")
-        training.save(final=True)
+        training.finish()
     return training.progress.step >= config.steps
 
 
@@ -59,6 +64,7 @@ class Training:
     def __init__(self, config: Config, resume: bool):
         self.config = config
         self.run = Run(config, resume)
+        self.saved = ""  # the newest checkpoint
         self.progress = Progress(kl_coefficient=config.kl.reward)
         model, tokenizer = open_model(config.model)
         refuse_too_long(model, config.rollout)
@@ -226,11 +232,23 @@ class Training:
         if done % self.config.checkpoint.every == 0:
             self.save()
 
-    def save(self, final: bool = False) -> None:
-        """Write a checkpoint, and at the end the trained policy as a Hugging Face folder."""
+    def finish(self) -> None:
+        """Write a checkpoint of where it all ends, and the trained policy as a Hugging Face folder."""
+        if self.saved != self.place:
+            self.save()
+        self.policy.save(self.run.folder)
+        self.tokenizer.save_pretrained(self.run.folder / "model")
+
+    @property
+    def place(self) -> str:
+        """How far the run has come, by which its checkpoints are named."""
+        progress = self.progress
+        return f"{progress.step:06}-{progress.collected:04}-{progress.fitted:04}"
+
+    def save(self) -> None:
+        """Write a checkpoint."""
         progress = self.progress
         progress.recent = self.recent.state()
-        name = f"{progress.step:06}-{progress.collected:04}-{progress.fitted:04}"
         trained = {path: weight for path, weight in self.policy.named_parameters() if weight.requires_grad}
         tensors: dict[str, Mapping[str, Tensor]] = {"policy": trained}
         for model, optimizer in self.optimizers.named().items():
@@ -242,10 +260,8 @@ class Training:
             "slots": self.collector.state(),
             "taken": self.optimizers.taken,
         }
-        self.run.save(name, tensors, state, self.config.checkpoint.keep)
-        if final:
-            self.policy.save(self.run.folder)
-            self.tokenizer.save_pretrained(self.run.folder / "model")
+        self.run.save(self.place, tensors, state, self.config.checkpoint.keep)
+        self.saved = self.place
 
     def restore(self) -> int:
         """Go on from the newest checkpoint; a run without one begins anew.
@@ -265,7 +281,7 @@ class Training:
             for model, optimizer in self.optimizers.named().items():
                 checkpoint.load_optimizer(optimizer, tensors[f"{model}_optimizer"])
             self.optimizers.taken = state["taken"]
-            self.progress = Progress(**state["progress"])
+            self.progress, self.saved = Progress(**state["progress"]), newest.stem
             self.recent.restore(self.progress.recent)
             lost = self.collector.restore(state["slots"])
             if not self.progress.warm:
