@@ -166,7 +166,7 @@ def test_records_environments_and_memories_run_without_torch():
             for name in sorted(siblings("rewards"))
         ),
         *(
-            (name, {"types", "seeds", "config", "optional", "rewards.numbers", *siblings("data")})
+            (name, {"types", "seeds", "config", "components", "optional", "rewards.numbers", *siblings("data")})
             for name in sorted(siblings("data"))
         ),
         *(

@@ -324,6 +324,25 @@ def test_a_suite_is_played_kept_and_compared(suite: Path, tmp_path: Path, capsys
     assert "+0.000 [-0.410, +0.410]" in capsys.readouterr().out  # six levels that agree do not make two players equal
 
 
+@pytest.mark.parametrize("override", ["model={precision: fp32}", "model.precision=fp32"])
+def test_a_model_plays_whatever_the_blocks_of_a_suite_say(
+    override: str, suite: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    tree = yaml.safe_load(suite.read_text())
+    for block in tree.values():
+        block["model"] = {"path": "tiny-games", "device": "cpu"}
+    suite.write_text(yaml.safe_dump(tree))
+    command = ["eval", tiny_folder, "--suite", suite, "--out", tmp_path / "out", "evaluation.episodes=1", override]
+    assert run(*command, "rollout.max_reply_tokens=4", "rollout.max_prompt_tokens=400") == 0
+    played = json.loads((tmp_path / "out" / "protocol.json").read_text())["environments"]
+    assert {block["model"]["path"] for block in played.values()} == {str(tiny_folder)}
+
+
+def test_each_block_of_a_suite_is_held_to_what_the_model_can_read(suite: Path, tiny_folder: Path, capsys: Any) -> None:
+    error = refused(capsys, "eval", tiny_folder, "--suite", suite, "other.rollout.max_prompt_tokens=4000")
+    assert "rollout.max_prompt_tokens=4000" in error and "4096" in error
+
+
 def test_a_run_brings_its_model_and_answer_format_to_a_suite(recipe: Path, suite: Path, capsys: Any) -> None:
     assert run("train", recipe, "parser.cue=Speak!", "warmup.w_epoch=0", "steps=1") == 0
     out = recipe.parent / "out"
@@ -437,8 +456,29 @@ def test_what_only_training_heeds_is_refused_elsewhere(command: str, recipe: Pat
     assert "rollout.temperature=0.5 does nothing where nobody learns; set evaluation.temperature" in greedy
     kept = refused(capsys, command, "tiny", recipe, "log.transcript_every=1")
     assert "log.transcript_every=1 does nothing where nobody learns; transcripts are kept by turnwise eval" in kept
+    for key in ("rollout.mode=lockstep", "rollout.episodes=1", "environment.shares={}", "data.max_samples=3"):
+        assert f"{key} does nothing where nobody learns" in refused(capsys, command, "tiny", recipe, key)
     other = refused(capsys, command, "tiny", recipe, "model.path=tiny-games")
     assert "both tiny and model.path=tiny-games say who plays" in other
+
+
+@pytest.mark.parametrize("override", ["one.rollout.temperature=0.5", "other.seed=3", "one.model.path=tiny-games"])
+def test_what_only_training_heeds_is_refused_for_one_block_too(override: str, suite: Path, capsys: Any) -> None:
+    error = refused(capsys, "eval", "tiny", "--suite", suite, override)
+    assert f"{override} does nothing where nobody learns" in error or "say who plays" in error
+
+
+def test_the_model_of_a_run_is_not_replaced(recipe: Path, capsys: Any) -> None:
+    (recipe.parent / "run").mkdir()
+    (recipe.parent / "run" / "config.yaml").write_text(recipe.read_text())
+    for command in ("eval", "probe"):
+        error = refused(capsys, command, recipe.parent / "run", "model={device: cpu}")
+        assert "would replace the model" in error and "model.device=cpu" in error
+
+
+def test_a_probe_of_an_agent_that_it_does_not_know_is_refused_before_it_plays(recipe: Path, capsys: Any) -> None:
+    error = refused(capsys, "probe", "tiny", recipe, "agent.use=test_cli:Idle")
+    assert "agent.use=gym alone" in error and "test_cli:Idle" in error
 
 
 @pytest.mark.parametrize("override", ["model.lora.rank=8", "model.lora=null", "model.lora.alpha=8"])
@@ -561,6 +601,47 @@ def test_a_run_of_another_configuration_is_not_resumed(recipe: Path, capsys: Any
     capsys.readouterr()
     error = refused(capsys, "train", recipe, "update.epochs=2", "--resume")
     assert "update.epochs" in error and "run=" in error
+
+
+def test_what_changes_speed_and_memory_alone_may_change_in_a_run(recipe: Path, capsys: Any) -> None:
+    other = ["update.micro_tokens=500", "update.gradient_checkpointing=true"]
+    assert run("train", recipe, "warmup.w_epoch=0") == 0
+    assert run("train", recipe, "warmup.w_epoch=0", "--resume", *other) == 0
+
+
+def test_only_a_model_that_is_the_newest_is_offered_for_another_run(recipe: Path, capsys: Any) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0") == 0
+    folder = recipe.parent / "run"
+    change = ["train", recipe, "warmup.w_epoch=0", "seed=7", "--resume"]
+    assert f"model.path={folder / 'model'}" in refused(capsys, *change)
+    os.utime(folder / "model" / "config.json", (1, 1))
+    assert "model.path" not in refused(capsys, *change)
+    shutil.rmtree(folder / "model")
+    assert refused(capsys, *change).rstrip().endswith("or begin another run: run=FOLDER")
+
+
+def test_the_last_checkpoint_is_written_once(recipe: Path, monkeypatch: Any) -> None:
+    written = []
+    save = turnwise.checkpoint.save
+    monkeypatch.setattr("turnwise.checkpoint.save", lambda *given: written.append(given[1]) or save(*given))
+    assert run("train", recipe, "warmup.w_epoch=0") == 0
+    assert run("train", recipe, "warmup.w_epoch=0", "--resume") == 0
+    assert written == ["000001-0000-0000", "000002-0000-0000", "000003-0000-0000"]
+
+
+def test_a_run_that_finds_nothing_to_compare_any_more_keeps_what_it_learned(recipe: Path, capsys: Any) -> None:
+    groups = [
+        "rollout={n_env: 2, episodes: 1, group: 2, filter_groups: true, max_reply_tokens: 5}",
+        "advantage=grpo",
+        "kl.reward=0",
+    ]
+    tree = yaml.safe_load(recipe.read_text())
+    del tree["update"]["critic_lr"], tree["warmup"]
+    recipe.write_text(yaml.safe_dump(tree))
+    alike = ["model.critic=none", "environment.invalid_penalty=0", "checkpoint.every=10", "update.minibatch=1"]
+    assert "no group had episodes of different returns" in refused(capsys, "train", recipe, *groups, *alike)
+    folder = recipe.parent / "run"
+    assert (folder / "model" / "model.safetensors").is_file() and len(list((folder / "checkpoints").iterdir())) == 1
 
 
 def test_slots_keep_their_tasks_when_a_run_goes_on(recipe: Path, capsys: Any) -> None:

@@ -1,6 +1,8 @@
 """Every player meets the same levels, and every level is counted once."""
 
+import gc
 import time
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,8 +17,9 @@ from turnwise.evaluate import eval_seed, evaluate, play_held_out
 from turnwise.intervals import rate
 from turnwise.models import identity
 from turnwise.players import Model, expert_player, fingerprint, newest_of, open_player, random_player
+from turnwise.recipe import parse_config
 from turnwise.render import Renderer
-from turnwise.results import Result, Row, by_task, summarise, task_table
+from turnwise.results import Result, Row, by_task, rows_of, summarise, task_table
 
 BABYAI = "turnwise.envs.babyai:BabyAIText"
 
@@ -432,3 +435,69 @@ def test_levels_that_were_passed_over_are_not_tried_again(renderer):
     assert sum(one.failures for one in every) > 0
     for lost in range(12):
         assert evaluate(config, player, known=every[:lost] + every[lost + 1 :]) == every
+
+
+# -- rows of data
+
+
+class Asked:
+    """Eight rows to test on."""
+
+    def rows(self, split: str) -> list[dict[str, Any]]:
+        return [{"prompt": f"{split} {n}?", "ground_truth": str(n)} for n in range(8)]
+
+
+def some_fail(ground_truth: str, fails: Any = ()) -> float:
+    if int(ground_truth) in fails:
+        raise RuntimeError("this one cannot be scored")
+    return 1.0
+
+
+def asked(fails: list[int], episodes: int, slots: int) -> Config:
+    return parse_config(
+        {
+            "agent": {"use": "single_turn"},
+            "data": {"generate": {"use": f"{__name__}:Asked"}},
+            "reward": {"use": f"{__name__}:some_fail", "fails": fails},
+            "evaluation": {"episodes": episodes, "slots": slots},
+            "rollout": {"episodes": 1, "max_prompt_tokens": 4000},
+        }
+    )
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8, 64])
+@pytest.mark.parametrize("fails", [[], [2], [1, 5, 6], [0, 1, 2, 3, 4, 5, 6]])
+def test_no_test_row_is_played_twice_for_one_that_fails(renderer, fails, slots):
+    config = asked(fails, 8, slots)
+    model = Model(Scripted(renderer), renderer)
+    records = evaluate(config, model)
+    assert [one.number for one in records] == [n for n in range(8) if n not in fails]
+    table = task_table(rows_of({("mine", "data"): records}), config)
+    assert (f"{len(fails)} test rows failed" in str(table.caption)) == bool(fails)
+    assert evaluate(config, model, known=records[1:]) == records or fails
+
+
+def test_spare_rows_are_played_for_those_that_fail(renderer):
+    records = evaluate(asked([1], 4, 2), Model(Scripted(renderer), renderer))
+    assert [one.number for one in records] == [0, 2, 3, 5]
+
+
+def test_rows_that_all_fail_are_one_sentence(renderer):
+    with pytest.raises(ValueError, match=r"no test row could be played .*this one cannot be scored"):
+        evaluate(asked(list(range(8)), 8, 64), Model(Scripted(renderer), renderer))
+
+
+# -- what is left behind
+
+
+def test_an_evaluation_lets_go_of_its_engine(renderer):
+    engine = Scripted(renderer)
+    left = weakref.ref(engine)
+    gc.collect()
+    gc.disable()  # what takes part in a circle would stay until it runs
+    try:
+        evaluate(seeing(6), Model(engine, renderer))
+        del engine
+        assert left() is None
+    finally:
+        gc.enable()

@@ -138,3 +138,19 @@ def test_the_table_of_a_suite_shows_who_did_not_play():
         assert part in text
     crafter = next(line for line in text.splitlines() if "crafter" in line)
     assert "\N{EN DASH}" in crafter  # random has not played it
+
+
+def test_figures_and_turns_of_the_whole_are_not_mixed_of_unlike_environments():
+    counted = {
+        ("mine", "babyai"): [WON, LOST, LOST],
+        ("mine", "crafter"): [record("run", 0.5, figures={"wood": 1.0}, turns=40)],
+    }
+    rows = {(row.environment, row.task): row.result for row in rows_of(counted)}
+    assert rows["crafter", ""].figures == {"wood": 1.0}
+    assert rows["overall", ""].figures == {}
+    assert rows["overall", ""].mean_turns == (4 + 40) / 2
+
+
+def test_successes_are_counted_of_all_episodes_or_of_none():
+    rows = {row.task: row.result for row in rows_of({("mine", "x"): [WON, record("run", 0.5), record("run", 0.25)]})}
+    assert (rows["goto"].successes, rows["run"].successes, rows[""].successes) == (1, None, None)

@@ -211,6 +211,7 @@ def test_the_blocks_of_a_suite_replace_what_a_player_brings(tmp_path):
         ({"one": {"evaluatoin": {}}}, [], ["one", "evaluatoin", "evaluation"]),
         ({"one": {}}, ["evaluation.episodes=0"], ["one", "evaluation.episodes", "0"]),
         (dict.fromkeys(["one", "other"], LADDER), ["one.model.path=x"], ["one model"]),
+        (dict.fromkeys(["one", "other"], LADDER), ["one.rollout.history=template"], ["rollout.history"]),
         ({"one": {"evaluation": {"episodes": 3}}}, [], ["one", "does not say what is to be played", "environment.id"]),
     ],
 )

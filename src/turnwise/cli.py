@@ -5,7 +5,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from turnwise import __version__
 from turnwise.allocator import enough_memory, keep_freed_memory
 from turnwise.config import Config
-from turnwise.recipe import dump_config, load_config
+from turnwise.recipe import dump_config, find_shipped, load_config, read_tree
 
 if TYPE_CHECKING:
     from turnwise.episodes import Episodes, Folder
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 _IDLE = (
     *("run", "seed", "steps", "engine", "advantage", "kl", "update", "warmup", "log", "checkpoint"),
     *("rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_episode_turns"),
-    "evaluation.every",
+    *("rollout.mode", "rollout.episodes", "rollout.group", "rollout.filter_groups"),
+    *("environment.shares", "data.max_samples", "evaluation.every"),
 )
 _INSTEAD = {
     "rollout.temperature": "set evaluation.temperature",
@@ -218,7 +219,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         folder.finish(episodes, files)
     for file in [arguments.json, run / "eval.json" if run and not arguments.suite else None]:
         if file is not None:
-            file.write_text(files["results.json"])
+            file.write_text(files["results.json"], encoding="utf-8")
     # At last: who reads it may have gone.
     console.print(suite_table(rows, list(missing)) if arguments.suite else task_table(rows, *suite.values()))
     if not arguments.suite and (counted := figure_table(rows)):
@@ -234,7 +235,8 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
     player, recipe, overrides = arguments.player, arguments.recipe, arguments.overrides
     if recipe is not None and "=" in recipe:
         recipe, overrides = None, [recipe, *overrides]
-    _refuse_idle(overrides, player, heeded=("log.transcript_every",) if arguments.out else ())
+    blocks = read_tree(find_shipped("suite", arguments.suite)) if arguments.suite else ()
+    _refuse_idle(overrides, player, blocks, heeded=("log.transcript_every",) if arguments.out else ())
     if arguments.suite and recipe is not None:
         raise ValueError(f"both the suite {arguments.suite} and the recipe {recipe} say what to play; give one")
     is_model = run is None and player not in OTHERS
@@ -242,8 +244,8 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
         own = _config(player, _of_model(overrides))
         suite = load_suite(arguments.suite, overrides, own.model_dump(include={"parser"}))
         return {name: config.model_copy(update={"model": own.model}) for name, config in suite.items()}
-    if arguments.suite:
-        return load_suite(arguments.suite, overrides, {"model": {"path": player}} if is_model else {})
+    if arguments.suite:  # whatever its blocks say of a model, and at last, since a block may replace the whole group
+        return load_suite(arguments.suite, [*overrides, *_named(player)] if is_model else overrides)
     if recipe is None and run is None:
         raise _nothing_to_play(player)
     config = _config(recipe or player, overrides) if player in OTHERS else _played(recipe or player, player, overrides)
@@ -253,9 +255,14 @@ def _asked(arguments: argparse.Namespace, run: Path | None) -> Mapping[str, Conf
 def _played(recipe: str, player: str, overrides: Sequence[str]) -> Config:
     """A recipe as a model plays it; a run brings its own model along."""
     if _run_of(player) is None:
-        return _config(recipe, [f"model.path={json.dumps(player)}", *overrides])
+        return _config(recipe, [*overrides, *_named(player)])
     own = _config(player, _of_model(overrides))
     return _config(recipe, overrides).model_copy(update={"model": own.model})
+
+
+def _named(player: str) -> list[str]:
+    """The override by which a model plays."""
+    return [f"model.path={json.dumps(player)}"]
 
 
 def _of_model(overrides: Sequence[str]) -> list[str]:
@@ -282,7 +289,8 @@ def _play(player: str, trained: Path | None, suite: Mapping[str, Config], folder
     if player in OTHERS:
         players = {player: OTHERS[player], **OTHERS}
     else:
-        model = Model(*open_player(next(iter(suite.values())), trained))
+        longest = max(suite.values(), key=lambda one: one.rollout.max_prompt_tokens + one.rollout.max_reply_tokens)
+        model = Model(*open_player(longest, trained))
         players = {player: lambda _: model, **OTHERS}
     with progress_bar() as progress:
         bar = progress.add_task("")
@@ -327,13 +335,22 @@ def _probe(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_idle(overrides: Sequence[str], player: str, heeded: Sequence[str] = ()) -> None:
+def _refuse_idle(
+    overrides: Sequence[str], player: str, blocks: Container[str] = (), heeded: Sequence[str] = ()
+) -> None:
+    """Overrides may be for one of the `blocks` of a suite."""
     for text in overrides:
         key = text.partition("=")[0]
+        block, _, rest = key.partition(".")
+        key = rest if block in blocks else key
         if key in heeded:
             continue
         if key == "model.path":
             raise ValueError(f"both {player} and {text} say who plays; name the model in the place of {player}")
+        if key == "model" and _run_of(player):
+            raise ValueError(
+                f"{text} would replace the model of {player}; name one key of it, such as model.device=cpu"
+            )
         if f"{key}.".startswith("model.lora.") and _run_of(player):
             raise ValueError(f"{text} would be other adapters than those that {player} has trained; leave it out")
         if any(f"{key}.".startswith(f"{idle}.") for idle in _IDLE):

@@ -101,7 +101,7 @@ class Folder:
         if text:
             name = f"{key[1]}-{record.task}-{record.number:05}.txt".replace("/", "-")
             (self.path / "transcripts").mkdir(exist_ok=True)
-            (self.path / "transcripts" / name).write_text(text)
+            (self.path / "transcripts" / name).write_text(text, encoding="utf-8")
         with self._file.open("a") as stream:
             stream.write(_line(key, record))
 

@@ -6,7 +6,7 @@ Where a task has few worlds, another seed may draw the same one; a split of its 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -20,6 +20,10 @@ from turnwise.seeds import episode_seed
 from turnwise.slot import Slot
 from turnwise.tally import Tally
 from turnwise.types import Level, Sample
+
+
+class _UsedUp(Exception):
+    """A course has no test row left, since some of its own have failed."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,11 @@ class Course:
         return next(islice(yet_to_come, episode, None))
 
     def level(self, episode: int) -> Level:
-        """What it is about."""
+        """What it is about. Test rows are played once each."""
         number = self.number(episode)
-        sample = self.samples[number % len(self.samples)] if self.samples else None
-        return Level(eval_seed(self.task, number), sample)
+        if self.samples and number >= len(self.samples):
+            raise _UsedUp
+        return Level(eval_seed(self.task, number), self.samples[number] if self.samples else None)
 
     def written(self, episode: int) -> bool:
         """Whether it leaves a transcript."""
@@ -63,6 +68,8 @@ def evaluate(
 ) -> list[Record]:
     """Play `evaluation.episodes` held-out episodes of each task, less those already `known`.
 
+    Of data there are fewer where rows fail and none is left to play instead.
+
     `finished` hears of each new one as it ends, and of some of a model's (`log.transcript_every`) what was said.
     All are returned, known ones too, in order of task and level.
     """
@@ -74,7 +81,9 @@ def evaluate(
         records.append(record)
         finished(record, text)
 
-    _play(config, player, known, finish)
+    slots = _play(config, player, known, finish)
+    if not records:
+        raise ValueError(f"no test row could be played ({slots[0].tally.last_failure})")
     tasks = config.tasks
     return sorted(records, key=lambda record: (tasks.index(record.task), record.number))
 
@@ -94,9 +103,10 @@ def _play(
 
     async def play(course: Course, slot: Slot, engine: Engine) -> None:
         async with free:
-            for _ in range(course.quota):
-                await slot.play_episodes(engine, 1)
-                finished(course, slot)
+            with suppress(_UsedUp):
+                for _ in range(course.quota):
+                    await slot.play_episodes(engine, 1)
+                    finished(course, slot)
 
     with closing(Shared(config, config.evaluation.slots)) as shared:
         samples = _held_out(config, shared)
@@ -105,7 +115,10 @@ def _play(
         for slot, _ in seats[:1]:
             slot.agents.refuse_strangers(samples)
         asyncio.run(play_all(play(course, *seat) for course, seat in zip(courses, seats, strict=True)))
-    return [slot for slot, _ in seats]
+    slots = [slot for slot, _ in seats]
+    for slot in slots:
+        slot.leave()
+    return slots
 
 
 def _held_out(config: Config, shared: Shared) -> Sequence[Sample]:

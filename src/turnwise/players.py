@@ -68,7 +68,7 @@ class Model:
 
     def sit(self, config: Config, course: Course, shared: Shared) -> Seat:
         about = (course.index, course.task, config, self.codec, shared, course.level)
-        return Slot(*about, written=course.written), self.engine
+        return Slot(*about, written=course.written, within="eval/"), self.engine
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 
 from rich.table import Table
 from rich.text import Text
@@ -67,7 +68,7 @@ def summarise(records: Sequence[Record]) -> Result:
     names = dict.fromkeys(name for record in records for name in record.figures)  # in the order of the first mention
     return Result(
         episodes=count,
-        successes=sum(verdicts) if verdicts else None,
+        successes=sum(verdicts) if len(verdicts) == count else None,
         progression=_progression(records),
         mean_return=sum(record.episode_return for record in records) / count,
         mean_turns=turns / count,
@@ -100,7 +101,9 @@ def rows_of(episodes: Episodes) -> list[Row]:
         means = [result.progression for result in whole.values() if result.progression is not None]
         if 1 < len(environments) == len(means):
             together = summarise([record for records in played.values() for record in records])
-            overall = replace(together, successes=None, mean_return=None, progression=mean_of(means))
+            turns = fmean(result.mean_turns for result in whole.values())
+            unlike = {"successes": None, "mean_return": None, "figures": {}}  # from one environment to another
+            overall = replace(together, **unlike, progression=mean_of(means), mean_turns=turns)
             rows.append(Row(player, OVERALL, "", overall))
     return rows
 
@@ -160,14 +163,25 @@ def task_table(rows: Sequence[Row], config: Config) -> Table:
         if row.result.graded:
             cells[f"{row.task}, progression", row.player] = _shown(row.result)
     _fill(table, "task", cells)
+    notes = []
+    if missing := _missing(tasks, config):
+        notes.append(f"{missing} test rows failed, and none was left to play instead")
     spoken = [row for row in tasks if row.result.valid is not None]
     if spoken:
         shares = ", ".join(f"{row.task} {row.result.valid:.3f}" for row in spoken)
         said = sum((Counter(dict(row.result.invalid_texts)) for row in spoken), Counter[str]()).most_common(3)
         worst = "; most frequent invalid: " + ", ".join(f"{text!r} x{count}" for text, count in said) if said else ""
-        words = f"temperature {config.evaluation.temperature:g}; valid actions: {shares}{worst}"
-        table.caption = Text(words)  # what a model said may look like markup
+        notes.append(f"temperature {config.evaluation.temperature:g}; valid actions: {shares}{worst}")
+    table.caption = Text("; ".join(notes)) if notes else None  # what a model said may look like markup
     return table
+
+
+def _missing(tasks: Sequence[Row], config: Config) -> int:
+    """Test rows that the first player was to play and did not."""
+    if config.data is None:
+        return 0
+    played = sum(row.result.episodes for row in tasks if row.player == tasks[0].player)
+    return config.evaluation.episodes - played
 
 
 def suite_table(rows: Sequence[Row], missing: Sequence[str]) -> Table:

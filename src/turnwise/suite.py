@@ -36,8 +36,11 @@ def load_suite(suite: str | Path, overrides: Sequence[str] = (), base: Mapping[s
             raise ValueError(f"{name} in the suite {suite}: {error}") from error
         if not says_what_is_played(configs[name]):
             raise ValueError(f"{name} in the suite {suite} does not say what is to be played; give it environment.id")
-    if any(config.model != next(iter(configs.values())).model for config in configs.values()):
+    first = next(iter(configs.values()))
+    if any(config.model != first.model for config in configs.values()):
         raise ValueError(f"the suite {suite} is played by one model, so its blocks cannot differ in keys of model")
+    if any(config.rollout.history != first.rollout.history for config in configs.values()):
+        raise ValueError(f"the suite {suite} is played by one model, so its blocks cannot differ in rollout.history")
     return configs
 
 

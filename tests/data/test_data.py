@@ -1,9 +1,11 @@
 """From a recipe to two sets of samples that do not meet."""
 
 import json
+from typing import Any
 
 import pytest
 
+from turnwise.components import Component
 from turnwise.config import DataConfig
 from turnwise.data import load_data
 
@@ -106,3 +108,39 @@ def test_a_mistake_is_one_sentence(write, tree, rows, words):
     with pytest.raises(ValueError) as caught:
         load_data(DataConfig.model_validate({"train": path, **tree}))
     assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
+class Strange:
+    """Makes rows as somebody's first try may."""
+
+    def __init__(self, how: str):
+        self.how = how
+
+    def rows(self, split: str) -> Any:
+        if self.how == "none":
+            return None
+        if self.how == "late":
+            return self._late()
+        return {"train": []}[split]
+
+    def _late(self) -> Any:
+        yield {"prompt": "One?"}
+        raise RuntimeError("the file is gone")
+
+
+class Rowless:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ({"use": f"{__name__}:Strange", "how": "none"}, "cannot make train rows: TypeError"),
+        ({"use": f"{__name__}:Strange", "how": "late"}, "cannot make train rows: RuntimeError: the file is gone"),
+        ({"use": f"{__name__}:Strange", "how": "split"}, "cannot make test rows: KeyError: 'test'"),
+        ({"use": f"{__name__}:Rowless"}, "cannot make train rows: AttributeError"),
+    ],
+)
+def test_rows_that_cannot_be_made_are_one_sentence(use, said):
+    with pytest.raises(ValueError, match=f"data.generate: {use['use']} {said}"):
+        load_data(DataConfig(generate=Component.model_validate(use)))

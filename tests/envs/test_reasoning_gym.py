@@ -51,6 +51,20 @@ def test_an_answer_that_breaks_its_scorer_is_wrong(monkeypatch):
     assert env.step("1e400")[1:] == (0.0, True, False, {"success": False, "progression": 0.0})
 
 
+@pytest.mark.parametrize("answer", ["nan", "NaN", "-nan", "1+nanj", "nan + 2j", "nanj"])
+def test_what_is_no_number_is_near_no_number(answer):
+    env = ReasoningGym("complex_arithmetic")
+    env.reset(seed=1)
+    assert env.step(answer)[1:] == (0.0, True, False, {"success": False, "progression": 0.0})
+
+
+def test_a_score_that_is_no_number_is_none(monkeypatch):
+    env = ReasoningGym("chain_sum")
+    env.reset(seed=1)
+    monkeypatch.setattr(env._questions, "score_answer", lambda answer, entry: float("nan"))
+    assert env.step("7")[1:] == (0.0, True, False, {"success": False, "progression": 0.0})
+
+
 def test_options_are_the_data_set_s_own():
     assert question("chain_sum", 1, min_terms=9, max_terms=9, min_digits=1, max_digits=1).count(" ") > 20
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from turnwise.components import Component
 from turnwise.config import DataConfig
 from turnwise.data.order import drawn
 from turnwise.data.read import Place, Row, find_files, read_rows
@@ -60,11 +61,19 @@ def _samples(config: DataConfig, split: Split) -> Iterator[Sample]:
 
 def _rows(config: DataConfig, split: Split) -> Iterator[tuple[Place, Any]]:
     if config.generate:
-        rows = config.generate.make("data.generate").rows(split)
+        rows = _generated(config.generate, split)
         yield from ((f"{config.generate.use}, {split} row {number}", row) for number, row in enumerate(rows, 1))
         return
     for path in find_files(f"data.{split}", getattr(config, split)):
         yield from read_rows(path)
+
+
+def _generated(component: Component, split: Split) -> Iterator[Any]:
+    made = component.make("data.generate")
+    try:
+        yield from made.rows(split)
+    except Exception as error:
+        raise ValueError(f"data.generate: {component.use} cannot make {split} rows: {_told(error)}") from error
 
 
 def _converted(convert: Callable[..., Row] | None, place: Place, row: Any, index: int, split: Split) -> Any:
@@ -73,8 +82,12 @@ def _converted(convert: Callable[..., Row] | None, place: Place, row: Any, index
     try:
         return convert(row, index, split)
     except Exception as error:
-        said = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{place} cannot be converted: {said}{' '.join(str(error).split())}") from error
+        raise ValueError(f"{place} cannot be converted: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{kind}{' '.join(str(error).split())}"
 
 
 def _asked(sample: Sample) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import gymnasium
@@ -16,6 +18,7 @@ EVALUATING = {
     "composite",  # which may hold any of them; mix data sets as tasks of the recipe
 }
 HANGING = {"coin_flip"}  # it writes 1e999999999 out in full, for hours in which no other thread runs
+_NAN = re.compile(r"(?<![a-z])nan(?![a-ik-z])", re.IGNORECASE)  # or nanj, which is a complex number
 
 
 class ReasoningGym(gymnasium.Env[dict[str, str], str]):
@@ -48,9 +51,12 @@ class ReasoningGym(gymnasium.Env[dict[str, str], str]):
 
     def step(self, action: str) -> tuple[dict[str, str], float, bool, bool, dict[str, Any]]:
         try:
-            score = min(max(float(self._questions.score_answer(action, self._entry)), 0.0), 1.0)
+            score = float(self._questions.score_answer(action, self._entry))
         except Exception:  # no right answer breaks its scorer; were it a failure, wrong ones would not be counted
-            score = 0.0
+            score = math.nan
+        # To be near nan is to be near everything, say the scorers that measure how far an answer is from the right one.
+        strange = _NAN.search(action) and not _NAN.search(str(self._entry["answer"]))
+        score = 0.0 if strange or math.isnan(score) else min(max(score, 0.0), 1.0)
         return {"text": "Thank you."}, score, True, False, {"success": score == 1, "progression": score}
 
     def _draw(self, seed: int) -> None:

@@ -18,14 +18,16 @@ from turnwise.terminal import progress_bar
 
 
 def run_probes(plans: Sequence[Plan], trained: Path | None, html: Path, figures: Path | None) -> None:
-    """`trained`: the checkpoint that plays. Plans of the same model share it."""
-    console, probes, opened = Console(), [], None
+    """`trained`: the checkpoint that plays. Plans of the same model and sizes share it."""
+    console, probes, players = Console(), [], []
+    for plan in plans:  # all of them first, since one may be refused
+        needs = plan.config.model, plan.config.rollout
+        same = next((player for others, player in players if others == needs), None)
+        players.append((needs, same or open_player(plan.config, trained)))
     with progress_bar() as progress:
-        for plan in plans:
-            if opened is None or opened[0] != plan.config.model:
-                opened = plan.config.model, *open_player(plan.config, trained)
+        for plan, (_, (engine, renderer)) in zip(plans, players, strict=True):
             bar = progress.add_task(escape(plan.recipe), total=plan.episodes)
-            probes.append(probe(plan, opened[1], opened[2], lambda bar=bar: progress.advance(bar)))
+            probes.append(probe(plan, engine, renderer, lambda bar=bar: progress.advance(bar)))
     html.write_text(page(probes), encoding="utf-8")
     if figures is not None:
         figures.write_text(json.dumps([record(one) for one in probes], indent=1) + "\n", encoding="utf-8")

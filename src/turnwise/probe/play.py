@@ -65,6 +65,11 @@ class Plan:
         """
         if config.data is not None:
             raise ValueError(f"a probe plays an environment, but {recipe} has rows of data; use turnwise eval")
+        if config.agent.use != "gym":
+            raise ValueError(
+                f"a probe knows the turns of agent.use=gym alone, but {recipe} has {config.agent.use}; "
+                "use turnwise eval"
+            )
         tasks = config.environment.tasks
         if not whole:
             fewer = config.evaluation.model_copy(update={"episodes": max(1, min(EPISODES, IN_ALL // len(tasks)))})
