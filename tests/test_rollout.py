@@ -22,6 +22,7 @@ from helpers import Counter, Scripted, make_tokenizer, play_config
 from turnwise.batch import pack
 from turnwise.batch_loop import BatchLoop
 from turnwise.collector import Collector
+from turnwise.config import Config
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.failures import EpisodeFailure
@@ -1809,3 +1810,105 @@ def test_a_memory_is_asked_once_a_turn_where_its_note_does_not_fit(renderer):
         assert collector.tally.shortened_prompts == 3
     asked = [turn.of_memory for one in segments for turn in one.turns]
     assert asked == [False, True, False, True, False, True, False]
+
+
+@pytest.mark.parametrize("branches", [2, 8])
+def test_no_batch_that_fills_beside_another_is_lost_by_a_kill(renderer, branches):
+    """Where an agent asks side by side, one pass of the engine may fill two batches."""
+    agent, rollout = {"use": f"{__name__}:Many", "branches": branches}, {"n_env": 1, "e_len": 1, "mode": "elastic"}
+    config = play_config(agent=agent, rollout=rollout, update={"minibatch": 1})
+    whole = every_turn(config, renderer, killed=False)
+    assert every_turn(config, renderer, killed=True) == whole
+    assert len(set(whole)) == len(whole) == 3 * branches
+
+
+class Many:
+    """Asks several questions side by side, three times."""
+
+    def __init__(self, setting: Any, branches: int):
+        self.codec, self.branches = setting.codec, branches
+
+    async def run(self, session: Any) -> Ending:
+        await asyncio.gather(*(self._ask(session, number) for number in range(self.branches)))
+        return Ending(())
+
+    async def _ask(self, session: Any, number: int) -> None:
+        for again in range(3):
+            prompt = self.codec.prompt([{"role": "user", "content": f"{session.name}.{number}.{again}"}])
+            reply = await session.generate(prompt)
+            action = Action("", "valid", "", "", 0)
+            session.record(Turn(Observation(""), prompt, reply, action, 0, 0.5, "", "", ""))
+
+
+def every_turn(config: Config, renderer: Renderer, killed: bool) -> list[tuple[int, ...]]:
+    """The prompts of the first episodes' turns, by a run that is killed and goes on after each batch, or is not."""
+    prompts: list[tuple[int, ...]] = []
+    collector, engine = Collector(config, renderer), Obedient(renderer, ["yes"])
+    while not any(b"/1." in renderer.text(prompt).encode() for prompt in prompts):
+        prompts += [turn.prompt_ids for one in collector.collect(engine) for turn in one.turns]
+        if killed:
+            saved = json.loads(json.dumps(collector.state()))
+            collector.close()
+            collector, engine = Collector(config, renderer), Obedient(renderer, ["yes"])
+            assert collector.restore(saved) == 0
+    collector.close()
+    return sorted(prompt for prompt in prompts if "/0." in renderer.text(prompt))
+
+
+class Forgetting(Window):
+    """Cannot be reached when it is first asked for the second prompt of an episode."""
+
+    failed: ClassVar[set[str]] = set()
+
+    def __init__(self, how: str):
+        super().__init__(1)
+        self.how = how
+
+    async def prompt(self, past: Any, turns: int, observation: Observation, *given: Any) -> list[Message]:
+        if turns == 1 and self.how not in self.failed:
+            self.failed.add(self.how)
+            if self.how == "cancelled":
+                raise asyncio.CancelledError
+            raise EpisodeFailure("the index is down")
+        return await super().prompt(past, turns, observation, *given)
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_an_episode_that_the_memory_lost_is_not_gone_on_with_in_the_next(renderer, how):
+    Forgetting.failed.clear()
+    config = play_config(
+        memory={"use": f"{__name__}:Forgetting", "how": how},
+        environment={"kwargs": {"limit": 3}},
+        rollout={"n_env": 1, "episodes": 1},
+        update={"minibatch": 1},
+    )
+    with closing(Collector(config, renderer)) as collector:
+        (one,) = collector.collect(Scripted(renderer))
+    assert collector.tally.failures == 1
+    assert (one.episode, len(one.turns), step_of(one.turns[0])) == (1, 3, 0)
+
+
+class Numeric:
+    """Ends with what NumPy computes."""
+
+    def __init__(self, setting: Any):
+        self.codec = setting.codec
+
+    async def run(self, session: Any) -> Ending:
+        prompt = self.codec.prompt([{"role": "user", "content": "?"}])
+        reply = await session.generate(prompt)
+        session.record(Turn(Observation(""), prompt, reply, Action("", "valid", "", "", 0), 0, 0.5, "", "", ""))
+        ids: Any = np.array(prompt)
+        success: Any = np.float32(1) > 0
+        return Ending(tuple(ids), success=success, progression=np.float32(0.5))
+
+
+def test_an_ending_of_numpys_numbers_is_one_of_pythons(renderer):
+    config = play_config(
+        agent={"use": f"{__name__}:Numeric"}, rollout={"n_env": 1, "episodes": 1}, update={"minibatch": 1}
+    )
+    with closing(Collector(config, renderer)) as collector:
+        (one,) = collector.collect(Scripted(renderer))
+    outcome = one.outcome
+    assert outcome and outcome.success is True and type(outcome.progression) is float
+    assert {type(token) for token in one.final_prompt_ids} == {int}

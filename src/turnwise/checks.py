@@ -58,6 +58,9 @@ def parts_can_be_made(config: Config) -> None:
     if config.agents and config.data is None:
         names = ", ".join(config.agents)
         raise ValueError(f"agents names {names} for samples to call, and there are none; set data.train")
+    if config.agent.use == "gym":
+        why = "agent.use is gym, whose prompts are written anew in each turn; leave it out"
+        refuse_idle("rollout", config.rollout, ("token_check",), why)
     has_members(config.memory, "memory", ("span", "prompt"))
     has_members(config.parser, "parser", ("cue", "parse", "format"))
     config.engine.find("engine")

@@ -45,6 +45,7 @@ class Renderer:
             raise ValueError(f"history is {history!r}; choose exact or template")
         self._show = ways[history]
         self._encode = lru_cache(maxsize=2**12)(self._tokenise)
+        self._vocabulary = lru_cache(maxsize=1)(tokenizer.get_vocab)  # which some make anew each time
         self._length = lru_cache(maxsize=None)(lambda token: len(self.text([token])))
         ends = (*self._template.ends, tokenizer.eos_token_id)
         self.stop_ids = frozenset(token for token in ends if isinstance(token, int))
@@ -91,7 +92,7 @@ class Renderer:
 
     def markup(self, texts: Sequence[str]) -> dict[int, str]:
         """Those of the texts that are one token each, by their ids."""
-        known = self.tokenizer.get_vocab()
+        known = self._vocabulary()
         return {known[text]: text for text in texts if text in known}
 
     def ends_with(self, token_ids: Sequence[int], text: str) -> bool:

@@ -44,6 +44,7 @@ class SlotSession:
         self._known: dict[str, deque[KnownReply]] = {}
         for reply in known:
             self._known.setdefault(reply.digest, deque()).append(reply)
+        self._goes_on = any(reply.trained for reply in known)
         self._old: list[Generation] = []  # known replies whose turns an earlier batch had
         self._old_turns: set[int] = set()
 
@@ -135,7 +136,7 @@ class SlotSession:
 
     def span(self, kind: str, name: str, inputs: Any) -> AbstractContextManager[Tell]:
         recording = self._slot.episode.recording
-        again = any(self._known.values()) or self.turns - 1 in self._old_turns
+        again = self.turns - 1 in self._old_turns if self.turns else self._goes_on
         if recording is None or again:  # what happens again has been recorded
             return no_span(kind, name, inputs)
         return recording.span(kind, name, inputs)

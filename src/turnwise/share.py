@@ -1,12 +1,14 @@
 """What a slot has of the batch under way: segments that are closed, and the turns of the one that is open."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from turnwise.types import Segment, Turn, acted
+
+_SEGMENTS, _TURNS = TypeAdapter(list[Segment]), TypeAdapter(list[Turn])
 
 
 class Share:
@@ -54,15 +56,15 @@ class Share:
         self.turns, self._sure = [], 0
         return dropped
 
-    def state(self, opened: bool) -> dict[str, Any]:
-        """With the open segment, or without."""
+    def state(self, waiting: Sequence[Segment], opened: bool) -> dict[str, Any]:
+        """Behind segments that wait for a batch; with the open segment, or without."""
         return {
-            "segments": [asdict(segment) for segment in self.segments],
-            "turns": [asdict(turn) for turn in self.turns] if opened else [],
+            "segments": _SEGMENTS.dump_python([*waiting, *self.segments], mode="json"),
+            "turns": _TURNS.dump_python(self.turns, mode="json") if opened else [],
         }
 
     def restore(self, state: dict[str, Any], opened: bool) -> None:
         """Turns of the open segment are sure when the agent asks again."""
-        self.segments = TypeAdapter(list[Segment]).validate_python(state["segments"])
-        self.turns = TypeAdapter(list[Turn]).validate_python(state["turns"]) if opened else []
+        self.segments = _SEGMENTS.validate_python(state["segments"])
+        self.turns = _TURNS.validate_python(state["turns"]) if opened else []
         self.acted = sum(segment.acted for segment in self.segments)

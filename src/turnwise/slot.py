@@ -9,8 +9,8 @@ since only then is it known what follows it; and sure turns alone are *cut* off 
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal
 
@@ -47,6 +47,9 @@ class Episode:
     journal: list[KnownReply] = field(default_factory=list)
 
 
+_EPISODE = TypeAdapter(Episode)
+
+
 class Slot:
     """One agent and the episode that it plays."""
 
@@ -62,11 +65,13 @@ class Slot:
         group: int = 0,
         written: Callable[[int], bool] = lambda _: False,
         traced: Callable[[int], bool] = lambda _: False,
+        within: str = "",
     ):
         """`levels` gives the level of the slot's n-th episode; `written` tells whether that one leaves a transcript,
         and `traced` whether it leaves a trace.
 
-        The slots of a `group` play the same levels, and differ by their `luck`.
+        The slots of a `group` play the same levels, and differ by their `luck`. Names of episodes begin with what they
+        are played `within`.
         """
         self.index = index
         self.task = task
@@ -80,6 +85,7 @@ class Slot:
         self._group = group
         self._written = written
         self._traced = traced
+        self._within = within
         self._failures = 0  # since turns were last kept
         self._playing: asyncio.Task[None] | None = None
         self._held: list[asyncio.Future[None]] = []  # replies that wait for the next batch
@@ -94,7 +100,7 @@ class Slot:
     @property
     def name(self) -> str:
         """Of the episode under way."""
-        return f"{self.task}/{self.index}/{self.episode.number}"
+        return f"{self._within}{self.task}/{self.index}/{self.episode.number}"
 
     @property
     def sample(self) -> Sample | None:
@@ -136,6 +142,10 @@ class Slot:
             if not full():  # any more: another slot's episode has failed
                 self._release()
 
+    def leave(self) -> None:
+        """Let go of the engine, which may hold much of a GPU: nobody plays here any more."""
+        self._engine, self._full, self._counted = None, lambda: True, lambda: None
+
     def _release(self) -> None:
         """Let those go on who wait for the batch to have room."""
         held, self._held = self._held, []
@@ -166,9 +176,12 @@ class Slot:
     async def _run(self) -> Ending:
         """The end to which the agent brings the episode."""
         try:
-            ending = await self.agent.run(self._session())
+            ending = await self.agent.run(SlotSession(self, tuple(self.episode.journal)))
         except ExceptionGroup as errors:  # of an agent that asks several questions side by side
-            raise errors.exceptions[0] from None
+            first: Exception = errors
+            while isinstance(first, ExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None
         except asyncio.CancelledError as error:
             if self._playing is None or self._playing.cancelling():
                 raise
@@ -178,18 +191,18 @@ class Slot:
                 f"agent: {type(self.agent).__name__} ends with {ending!r:.80}; let run return an Ending of token ids, "
                 "True, False or None, and a finite number or None"
             )
-        return ending
+        # Checkpoints and traces take no numbers of NumPy's.
+        success = None if ending.success is None else bool(ending.success)
+        return Ending(tuple(map(int, ending.final_prompt_ids)), success, finite(ending.progression))
 
-    def _session(self) -> SlotSession:
-        """A new one, or for an agent that cannot say where it stands one that knows the replies it got."""
-        known, episode = self.episode.journal, self.episode
-        if known:
-            kept = None if episode.transcript is None else []
-            sampled, recording = episode.sampled, episode.recording
-            self.episode = Episode(
-                episode.number, episode.seed, True, sampled=sampled, transcript=kept, recording=recording, journal=known
-            )
-        return SlotSession(self, tuple(known))
+    def _begin_again(self) -> None:
+        """An agent that cannot say where it stands plays the episode anew, with the replies that it got."""
+        old = self.episode
+        kept = {"sampled": old.sampled, "journal": old.journal, "recording": old.recording}
+        transcript = None if old.transcript is None else []
+        self.episode = Episode(old.number, old.seed, old.begun, transcript=transcript, **kept)
+        if old.recording:
+            old.recording.take_back([reply.generation for reply in old.journal if not reply.trained])
 
     async def generate(self, prompt: tuple[int, ...]) -> Generation:
         """Sample a reply, as soon as the batch has room for it."""
@@ -320,17 +333,19 @@ class Slot:
         self.tally.dropped_turns += self.share.drop()
         self.episode = Episode(self.episode.number)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, waiting: Sequence[Segment] = ()) -> dict[str, Any]:
         """Where the slot stands, and what it has of the next batch: elastic ones begin before the last is handed out.
+
+        That begins with the segments that are `waiting` in a batch which is full and was not handed out.
 
         An agent that gets its replies again records its turns again.
         """
         agent = self.agent
         resumable = isinstance(agent, Resumable)
         return {
-            "episode": asdict(self.episode),
+            "episode": _EPISODE.dump_python(self.episode, mode="json"),
             "agent": agent.state() if resumable else None,
-            "share": self.share.state(opened=resumable),
+            "share": self.share.state(waiting, opened=resumable),
         }
 
     async def restore(self, state: dict[str, Any]) -> bool:
@@ -338,7 +353,9 @@ class Slot:
 
         What was already collected of such an episode keeps its bootstrap.
         """
-        self.episode = TypeAdapter(Episode).validate_python(state["episode"])
+        self.episode = _EPISODE.validate_python(state["episode"])
+        if not isinstance(self.agent, Resumable):
+            self._begin_again()
         back = not isinstance(self.agent, Resumable) or await self.agent.restore(state["agent"], self.episode.seed)
         self.share.restore(state["share"], opened=back)
         if not back:

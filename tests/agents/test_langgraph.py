@@ -234,3 +234,9 @@ def test_an_episode_that_is_too_long_is_truncated(renderer):
     for segment in play(renderer, graph_of(max_turns=1), reward=None):
         assert (len(segment.turns), segment.end) == (1, "truncated")
         assert "<tool_response>" in renderer.tokenizer.decode(segment.final_prompt_ids)
+
+
+def test_a_row_whose_tools_there_are_not_is_refused_before_anything_is_played(renderer):
+    made = config(graph_of(), data={"generate": {"use": "sums:Rows", "extra": {"tool_selection": ["ad"]}}})
+    with pytest.raises(ValueError, match="train row 1: the sample names the tool 'ad'; did you mean 'add'"):
+        Collector(made, renderer)

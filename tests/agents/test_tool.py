@@ -20,7 +20,7 @@ from turnwise.interactions import BaseInteraction
 from turnwise.players import Model
 from turnwise.recipe import parse_config
 from turnwise.render import Renderer
-from turnwise.tools import ToolResponse, function_tool
+from turnwise.tools import BaseTool, ToolResponse, function_tool
 from turnwise.types import Segment
 
 
@@ -369,3 +369,78 @@ def test_a_conversation_that_the_template_writes_otherwise_is_counted(renderer):
         assert (segment.outcome.figures["tokenization/mismatch_characters"] > 0) == (differs > 0)
     ((segment,), *_) = play(renderer, [quoted, "#### 7"], rollout={"token_check": "disable"})
     assert segment.outcome and "tokenization/mismatch" not in segment.outcome.figures
+
+
+@pytest.mark.parametrize("reply", ["<think>\n\n</think>\n\n#### 11", "#### 11", "<think>So.</think>#### 11"])
+def test_a_reply_is_judged_without_the_marks_of_its_reasoning(renderer, reply):
+    heard = []
+    talks = {"use": f"{__name__}:hear"}
+    HEARD.clear()
+    ((segment,), *_) = play(renderer, [reply], reward=talks)
+    heard = HEARD[-1]
+    assert heard == "#### 11"
+    assert renderer.text(segment.turns[0].generation.token_ids) == reply
+
+
+HEARD: list[str] = []
+
+
+def hear(messages: Any) -> float:
+    HEARD.append(messages[-1]["content"])
+    return 1.0
+
+
+def test_a_user_that_there_is_not_is_missed_before_anything_is_played(renderer):
+    extra = {"interaction_kwargs": {"name": "customer"}}
+    with pytest.raises(
+        ValueError, match=r"train row 1: .*the user 'customer', and there is none; set agent.interaction"
+    ):
+        play(renderer, ["#### 7"], extra=extra)
+
+
+class Mute:
+    """Answers once, and asks for no verdict."""
+
+    def __init__(self, setting: Any):
+        pass
+
+    async def run(self, session: Any) -> Any:
+        raise AssertionError
+
+
+def test_each_agent_has_to_ask_for_the_verdict_itself(renderer):
+    with pytest.raises(ValueError, match=r"agents\.mine: reward\.use=gsm8k would never be asked by agent\.use=.*:Mute"):
+        play(renderer, ["#### 7"], agents={"mine": {"use": f"{__name__}:Mute"}})
+
+
+class Counted(BaseTool):
+    """Counts how often it is closed, and knows the episodes that use it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            {}, {"name": "counted", "description": "Count.", "parameters": {"type": "object", "properties": {}}}
+        )
+        self.closed = 0
+        self.episodes: list[str] = []
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+        self.episodes.append(instance_id)
+        return "counted"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+SHARED = Counted()
+
+
+def test_an_evaluation_leaves_training_its_tools(renderer):
+    replies = [call("counted"), "#### 7"]
+    made = config("SHARED", evaluation={"episodes": 1, "slots": 1})
+    collector = Collector(made, renderer)
+    collector.collect(Scripted(renderer, replies))
+    evaluate(made, Model(Scripted(renderer, replies), renderer))
+    assert SHARED.closed == 0
+    collector.close()
+    assert SHARED.closed == 1
+    assert SHARED.episodes == ["data/0/0/counted", "eval/data/0/0/counted"]

@@ -327,3 +327,51 @@ def test_an_interrupted_episode_is_told_as_if_it_had_not_been(renderer, make: Ca
     (resumed, *_) = second.tally.traces
     assert timeless(resumed, renderer) == timeless(whole, renderer)
     check_nesting(told(renderer, resumed))
+
+
+class Doing:
+    """Asks three times, and between two questions it does something; cannot say where it stands."""
+
+    def __init__(self, setting: Setting):
+        self._codec = setting.codec
+
+    async def run(self, session: Session) -> Ending:
+        with session.span("thought", "before", None):
+            session.count("begun")
+        for number in range(3):
+            prompt = self._codec.prompt([{"role": "user", "content": f"Question {number} of {session.name}?"}])
+            generation = await session.generate(prompt)
+            text = self._codec.text(generation.token_ids)
+            action = Action(text, "valid", text, "", 0)
+            session.record(Turn(Observation(""), prompt, generation, action, 0, 0.0, text, text, text))
+            with session.span("thought", f"after {number}", {"number": number}) as note:
+                for _ in range(7 + 30 * (number == 1) * ("/0/" in session.name)):
+                    await asyncio.sleep(0)
+                note("so be it")
+            session.reward(1.0 + number)
+        return Ending((), success=True)
+
+
+@pytest.mark.parametrize("killed", range(10))
+def test_an_elastic_episode_is_told_once_though_a_kill_found_a_tool_at_work(renderer, killed: int):
+    rollout = {"n_env": 2, "e_len": 2, "mode": "elastic"}
+    config = gym_config(agent={"use": f"{__name__}:Doing"}, rollout=rollout, log={"trace_every": 1})
+    collector, traces = Collector(config, renderer), []
+    for number in range(14):
+        collector.collect(Scripted(renderer))
+        traces += collector.tally.traces
+        if number == killed:
+            saved = json.loads(json.dumps(collector.state()))
+            collector.close()
+            collector = Collector(config, renderer)
+            assert collector.restore(saved) == 0
+    collector.close()
+    assert len(traces) > 5
+    for trace in traces:
+        entries = told(renderer, trace)
+        check_nesting(entries)
+        turns = of_kind(entries, "turn")
+        assert [turn.attributes["reward"] for turn in turns] == [1.0, 2.0, 3.0]
+        assert [turn.attributes["row"] for turn in turns] == [0, 1, 2]
+        assert [one.name for one in of_kind(entries, "thought")] == ["before", "after 0", "after 1", "after 2"]
+        assert trace.outcome and trace.outcome.figures == {"begun": 1.0}

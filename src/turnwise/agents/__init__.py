@@ -31,10 +31,17 @@ class Agents:
         return self._made[name]
 
     def _make(self, component: Component) -> Agent:
+        asked = self._setting.shared.asked
+        asked.clear()
         made = component.make("agent", setting=self._setting)
         if not callable(getattr(made, "run", None)):
             raise ValueError(f"agent.use is {component.use!r}, which has no method run(session); give it one")
-        self._refuse_a_reward_unheard(component)
+        reward = self._setting.config.reward
+        if reward is not None and "reward" not in asked:
+            raise ValueError(
+                f"reward.use={reward.use} would never be asked by agent.use={component.use}; let that make a "
+                "turnwise.agents.judge.Judge of its setting, or leave the reward out"
+            )
         return made
 
     def refuse_strangers(self, samples: Iterable[Sample]) -> None:
@@ -46,15 +53,6 @@ class Agents:
                     agent.refuse(sample)
             except ValueError as error:
                 raise ValueError(f"{sample.place}: {error}") from error
-
-    def _refuse_a_reward_unheard(self, component: Component) -> None:
-        """A ValueError where there is a reward function, and the agent never asks it."""
-        reward = self._setting.config.reward
-        if reward is not None and not self._setting.shared.has("reward"):
-            raise ValueError(
-                f"reward.use={reward.use} would never be asked by agent.use={component.use}; let that make a "
-                "turnwise.agents.judge.Judge of its setting, or leave the reward out"
-            )
 
     def _component(self, name: str) -> Component:
         """What a sample may mean by a name that the recipe does not give."""

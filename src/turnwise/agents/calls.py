@@ -189,7 +189,7 @@ class Calls:
         self._newest = chat
         answer = _answer(chat, parsed, turn, prompt)
         shown: Message = {"role": "assistant", "content": answer.content, "tool_calls": answer.calls}
-        self._sampled[_marks([*messages, shown])[-1]] = chat.messages[-1]
+        self._sampled[_marks([*messages, shown])[-1]] = chat.newest
         if len(answer.calls) < len(parsed.calls):
             self.session.count("calls/unreadable", len(parsed.calls) - len(answer.calls))
         return answer
@@ -237,7 +237,7 @@ async def _part(tasks: Collection[asyncio.Future[Any]]) -> None:
 
 def _answer(chat: Chat, parsed: ParsedReply, turn: int, prompt: tuple[int, ...]) -> Answer:
     assert chat.generation is not None
-    written = chat.messages[-1].get("tool_calls", ())
+    written = chat.newest.get("tool_calls", ())
     calls = [one for one, call in zip(written, parsed.calls, strict=True) if call.status in _READABLE]
     content = chat.text if parsed.calls and not calls else parsed.content
     return Answer(content, calls, turn, prompt, chat.generation)

@@ -56,7 +56,8 @@ class Chat:
         """`limit` is that of a prompt, in tokens. `tools`, in OpenAI's form, are shown to the model; without any, what
         looks like a call is content. Of the messages the first `seen` have been shown, or said, in earlier turns.
         """
-        self.messages = list(messages)
+        self._messages = list(messages)
+        self._said: dict[int, str] = {}  # what replies say whose marks of reasoning hold none, by their places
         self.prompt = self._row = codec.prompt(messages, tools)  # the row ends with the newest reply, or its answers
         if len(self.prompt) > limit:
             raise PromptTooLong(session, self.prompt, limit)
@@ -71,6 +72,19 @@ class Chat:
         self._replies: list[str] = []
         self._seen = seen
         self.generation: Generation | None = None  # the newest reply as it was sampled
+
+    @property
+    def messages(self) -> list[Message]:
+        """As tools, users and scorers read them."""
+        return [
+            {**message, "content": self._said.get(place, message["content"])}
+            for place, message in enumerate(self._messages)
+        ]
+
+    @property
+    def newest(self) -> Message:
+        """The last message, as later prompts show it."""
+        return self._messages[-1]
 
     @property
     def text(self) -> str:
@@ -93,7 +107,7 @@ class Chat:
 
     async def reply(self) -> ParsedReply:
         """Ask the model, and record the turn; what it earns is told to the session afterwards."""
-        observation = Observation("\n".join(message["content"] for message in self.messages[self._seen :]))
+        observation = Observation("\n".join(message["content"] for message in self._messages[self._seen :]))
         generation = await self._session.generate(self.prompt)
         text = self._codec.text(generation.token_ids)
         parsed = self._read(generation)
@@ -103,7 +117,9 @@ class Chat:
         self._session.write(f"{observation.text}\n>> {text}")
         self._replies.append(text)
         self.generation = generation
-        self._seen = len(self.messages) + 1
+        self._seen = len(self._messages) + 1
+        if not parsed.reasoning and parsed.content != text.strip():
+            self._said[len(self._messages)] = parsed.content
         row = (*self.prompt, *generation.token_ids)
         self._extend(self._message(text, generation, parsed))
         self._row, self._length = row, len(row)
@@ -112,7 +128,7 @@ class Chat:
     def check(self, mode: Mode) -> None:
         """Count whether the conversation reads otherwise than the template alone would write it, and by how much."""
         if isinstance(self._codec, Renderer) and mode != "disable":
-            found = check_tokens(self._codec, self.messages, self._row, self._tools, mode)
+            found = check_tokens(self._codec, self._messages, self._row, self._tools, mode)
             self._session.count("tokenization/mismatch", found.differs)
             self._session.count("tokenization/mismatch_characters", found.characters)
             if found.differs:
@@ -124,19 +140,19 @@ class Chat:
 
     def answer(self, calls: Sequence[ToolCall], answers: Sequence[str]) -> None:
         """Add what tools answered to the calls of the newest reply, cut where the next prompt would be too long."""
-        before = self.messages
+        before = self._messages
         self._extend(*self._answers(calls, answers))
         if not self.fits:
-            self.messages = before
+            self._messages = before
             self._extend(*self._answers(calls, [f"...{MARK}..."] * len(answers)))
             room = max(0, self._limit - len(self.prompt)) // len(answers)
             cut = Shorten(room, "middle", self._codec.encode, self._codec.text)
-            self.messages = before
+            self._messages = before
             self._extend(*self._answers(calls, [cut(answer) for answer in answers]))
 
     def _extend(self, *messages: Message) -> None:
-        self.messages = [*self.messages, *messages]
-        self.prompt = self._row = self._codec.prompt(self.messages, self._tools)
+        self._messages = [*self._messages, *messages]
+        self.prompt = self._row = self._codec.prompt(self._messages, self._tools)
 
     def _answers(self, calls: Sequence[ToolCall], answers: Sequence[str]) -> list[Message]:
         return [
@@ -155,7 +171,7 @@ class Chat:
         return self._format.parse(reply, self._parameters) if self._tools else self._format.split(reply)
 
     def _message(self, text: str, generation: Generation, parsed: ParsedReply) -> Message:
-        """The reply as templates and scorers read it."""
+        """The reply as templates read it."""
         message: Message = {"role": "assistant", "content": text, "token_ids": generation.token_ids}
         if parsed.calls or parsed.reasoning:
             message["content"] = parsed.content

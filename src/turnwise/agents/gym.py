@@ -1,14 +1,15 @@
 """Plays a Gymnasium environment: observation, memory, prompt, generation, action, feedback, turn."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from turnwise.envs.host import Host
-from turnwise.failures import EnvironmentFailure
+from turnwise.failures import EnvironmentFailure, EpisodeFailure
 from turnwise.protocols import ActionParser, Memory, Session, Setting
 from turnwise.types import ROLES, Action, Ending, Feedback, Message, Observation, Status, Turn, is_message
 
@@ -51,9 +52,10 @@ class Gym:
             ending = None
             while ending is None:
                 ending = await self._turn(session, self._standing)
-        except EnvironmentFailure:
+        except (EpisodeFailure, asyncio.CancelledError) as error:
             self._standing = None
-            self.host.renew()
+            if isinstance(error, EnvironmentFailure):
+                self.host.renew()
             raise
         self._standing = None
         return ending
@@ -88,9 +90,10 @@ class Gym:
         return await self._ending(standing, feedback, session)
 
     async def _ending(self, standing: Standing, feedback: Feedback, session: Session) -> Ending | None:
+        limit = self.config.rollout.max_episode_turns
         if feedback.terminated:
             final_prompt = ()
-        elif feedback.truncated or session.turns == self.config.rollout.max_episode_turns:
+        elif feedback.truncated or (limit is not None and session.turns >= limit):
             final_prompt = await self._next_prompt(standing)
         else:
             return None
@@ -187,7 +190,7 @@ class Gym:
                 past.pop(0)
 
     def state(self) -> dict[str, Any] | None:
-        return asdict(self._standing) if self._standing else None
+        return _STANDING.dump_python(self._standing, mode="json") if self._standing else None
 
     async def restore(self, state: dict[str, Any] | None, seed: int) -> bool:
         """Bring the episode back by playing its actions again; False if it then looks otherwise.

@@ -12,7 +12,7 @@ from turnwise.optional import optional
 from turnwise.protocols import Session, Setting
 from turnwise.toolcalls import ToolCall, find_format
 from turnwise.tools import Shorten, ToolBox, Toolset, load_tools
-from turnwise.types import Ending, Message
+from turnwise.types import Ending, Message, Sample
 
 _GIVEN = ("model", "tools", "sample")
 _KEPT = {"config", "run_manager"}  # parameters that LangChain fills itself
@@ -57,6 +57,10 @@ class LangGraphAgent:
             return Toolset(load_tools(tools), shorten=Shorten(max_tool_reply))
 
         self._toolset = setting.shared.once(f"tools of graphs {tools} {max_tool_reply}", make_tools)
+
+    def refuse(self, sample: Sample) -> None:
+        """A ValueError where it asks for tools that there are not."""
+        self._toolset.open("", sample.tools, sample.tools_kwargs)
 
     async def run(self, session: Session) -> Ending:
         sample = sample_of(session)

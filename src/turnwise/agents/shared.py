@@ -20,16 +20,14 @@ class Shared:
         self._config = config
         self.workers = Workers(config.environment, environments)
         self._made: dict[str, Any] = {}
+        self.asked: set[str] = set()  # since somebody cleared it, under which names
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What was made under this name, or what is made now."""
+        self.asked.add(name)
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
-
-    def has(self, name: str) -> bool:
-        """Whether it was made."""
-        return name in self._made
 
     @property
     def data(self) -> Data:

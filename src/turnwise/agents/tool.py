@@ -70,6 +70,11 @@ class ToolAgent:
         self._toolset.open("", sample.tools, sample.tools_kwargs)
         if self._users is not None:
             self._users.open("", sample.interaction_kwargs)
+        elif name := sample.interaction_kwargs.get("name"):
+            raise ValueError(
+                f"interaction_kwargs of the sample name the user {name!r}, and there is none; set agent.interaction, "
+                "or agent.use=single_turn to do without users and tools"
+            )
 
     async def run(self, session: Session) -> Ending:
         sample = sample_of(session)

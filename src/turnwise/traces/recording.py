@@ -5,9 +5,10 @@ Times are Unix seconds. A recording is part of where a slot stands, so it is sav
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from turnwise.protocols import Tell
@@ -78,17 +79,28 @@ class Recording:
 
     def record(self, turn: Turn) -> None:
         """A turn, made of a reply that was sampled before."""
+        self.pause()
         reply = next((one for one in self.loose if one.generation == turn.generation), None)
         if reply is not None:
             self.loose.remove(reply)
         start_s, sampled_s = (reply.start_s, reply.end_s) if reply else (now(), now())
-        self.pause()
         prompt, known = turn.prompt_ids, len(self.row_ids)
         extends = bool(self.turns) and prompt[:known] == self.row_ids
         row = self.turns[-1].row + (not extends) if self.turns else 0
         new = replace(turn, prompt_ids=prompt[known:] if extends else prompt)
         self.turns.append(TracedTurn(new, row, len(prompt), start_s, sampled_s))
         self.row_ids = prompt + turn.generation.token_ids
+
+    def take_back(self, replies: Sequence[Generation]) -> None:
+        """Forget what came of these, the newest ones: it is to happen again, and all of it if no turn is left."""
+        self.loose = [one for one in self.loose if one.generation not in replies]
+        left = list(replies)
+        while self.turns and self.turns[-1].turn.generation in left:
+            left.remove(self.turns.pop().turn.generation)
+        row = [one.turn for one in self.turns if one.row == self.turns[-1].row]
+        self.row_ids = tuple(chain.from_iterable(turn.prompt_ids + turn.generation.token_ids for turn in row))
+        if not self.turns:
+            self.spans = []
 
     def reward(self, amount: float, turn: int) -> None:
         """Add to what the n-th turn has earned, those not counted that a memory asked for."""
