@@ -125,6 +125,36 @@ def test_endless_output_is_not_kept():
 
 
 @isolates
+def test_a_program_that_prints_when_its_time_is_over_is_stopped_then():
+    begun = time.monotonic()
+    said = run("while True: print('x' * 1000)", wall_s=2)
+    assert said.startswith("x") and said.endswith("(stopped after 2 s)")
+    assert time.monotonic() - begun < 60
+
+
+@isolates
+def test_time_in_which_the_event_loop_was_busy_is_not_the_programs():
+    async def beside() -> str:
+        tool = PythonTool({"wall_s": 5, "timeout_s": 400})
+        running = asyncio.create_task(tool.execute("", {"code": "print('done')"}))
+        await asyncio.sleep(0)
+        time.sleep(7)
+        return await running
+
+    assert asyncio.run(beside()) == "done"
+
+
+@isolates
+def test_a_machine_that_is_full_is_no_lesson_for_the_model(monkeypatch: Any):
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(python.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(ToolFault, match=r"did not start: .*No space left on device"):
+        run("print(1)")
+
+
+@isolates
 def test_a_sandbox_that_does_not_start_is_no_answer(monkeypatch: Any, tmp_path: Path):
     broken = tmp_path / "sandbox.py"
     broken.write_text("raise OSError('no room')")

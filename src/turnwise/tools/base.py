@@ -49,6 +49,8 @@ class BaseTool:
     `agent_data`, a ToolContext.
     """
 
+    toolsets = 0  # that have it: one that a recipe names by its place in a module is of training and evaluation
+
     def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Any = None):
         config = dict(config or {})
         kind = config.pop("type", "native")

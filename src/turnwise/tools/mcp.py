@@ -75,7 +75,6 @@ class McpServer:
         session = await self.open()
         try:
             done = await asyncio.wrap_future(session.run(lambda client: client.call_tool(tool, arguments)))
-            response = _response(done)
         except MCPError as error:
             if error.code in _server_failed():
                 raise ToolFault(f"the MCP server {self.name} failed in a call of {tool}: {_plain(error)}") from error
@@ -84,7 +83,12 @@ class McpServer:
             self._drop(session)
             raise ToolFault(f"the MCP server {self.name} closed the connection during a call of {tool}") from error
         except Exception as error:
-            self._drop(session)
+            if not (isinstance(error, RuntimeError) and session.lives):  # so clients refuse what breaks its own schema
+                self._drop(session)
+            raise ToolFault(f"the MCP server {self.name} failed in a call of {tool}: {_plain(error)}") from error
+        try:
+            response = _response(done)
+        except ValueError as error:
             raise ToolFault(f"the MCP server {self.name} failed in a call of {tool}: {_plain(error)}") from error
         if done.is_error:
             raise ToolError(response.text or "the tool failed")

@@ -1,18 +1,20 @@
 """A Python interpreter for the model, in a sandbox that Linux builds."""
 
-import asyncio
 import contextlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from turnwise.calling import in_thread
 from turnwise.tools.base import BaseTool
 from turnwise.tools.records import ToolFault
 
@@ -64,31 +66,29 @@ class PythonTool(BaseTool):
         }
 
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
-        with tempfile.TemporaryDirectory() as root:
-            process = await asyncio.create_subprocess_exec(
-                *_command(root, self._limits),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,  # so that no signal to a process group reaches us
-            )
-            kept = bytearray()
-            try:
-                async with asyncio.timeout(self._wall_s):
-                    await _talk(process, parameters["code"].encode("utf-8", "replace"), kept)
-                note = "" if process.returncode == 0 else f"(exit status {process.returncode})"
-            except TimeoutError:
-                note = f"(stopped after {self._wall_s} s)"
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()  # and with it everything in its namespace
-                await process.wait()
-        failed, started, printed = kept.partition(_STARTED)
+        program = parameters["code"].encode("utf-8", "replace")
+        try:  # in a thread, since the model may keep the event loop busy for longer than a program may take
+            output, note = await in_thread(lambda: self._run(program))
+        except (OSError, RuntimeError) as error:  # no room for files, no further process or thread
+            raise ToolFault(f"the sandbox of the Python tool did not start: {error}") from error
+        failed, started, printed = output.partition(_STARTED)
         if not started:
-            raise ToolFault(f"the sandbox of the Python tool did not start: {_last_line(bytes(failed)) or note}")
+            raise ToolFault(f"the sandbox of the Python tool did not start: {_last_line(failed) or note}")
         return "\n".join(part for part in (printed.decode("utf-8", "replace").rstrip("\n"), note) if part)
+
+    def _run(self, program: bytes) -> tuple[bytes, str]:
+        """What it printed, as much as is kept, and what is to be said of its end."""
+        with tempfile.TemporaryDirectory() as root, _started(root, self._limits) as process:
+            clock = threading.Timer(self._wall_s, process.kill)  # and with it everything in its namespace
+            clock.start()
+            try:
+                output = _talk(process, program)
+            finally:
+                clock.cancel()
+                process.kill()
+        if process.returncode == -signal.SIGKILL:
+            return output, f"(stopped after {self._wall_s} s)"
+        return output, f"(exit status {process.returncode})" if process.returncode else ""
 
 
 _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -101,16 +101,28 @@ def _command(root: str, limits: Sequence[str]) -> list[str]:
     return ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, "--kill-child", *isolated]
 
 
-async def _talk(process: asyncio.subprocess.Process, program: bytes, kept: bytearray) -> None:
+def _started(root: str, limits: Sequence[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        _command(root, limits),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=_ENVIRONMENT,
+        cwd="/",
+        start_new_session=True,  # so that no signal to a process group reaches us
+    )
+
+
+def _talk(process: "subprocess.Popen[bytes]", program: bytes) -> bytes:
     """Send the program, and read what it prints until it ends."""
     assert process.stdin and process.stdout
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(program)
-        await process.stdin.drain()
-    process.stdin.close()
-    while chunk := await process.stdout.read(1 << 16):
+    kept = bytearray()
+    with contextlib.suppress(BrokenPipeError), process.stdin as stream:
+        stream.write(program)
+    while chunk := os.read(process.stdout.fileno(), 1 << 16):
         kept += chunk[: _OUTPUT - len(kept)]
-    await process.wait()
+    process.wait()
+    return bytes(kept)
 
 
 @cache

@@ -43,6 +43,8 @@ class Toolset:
             if tool.name in self.tools:
                 raise ValueError(f"two tools are called {tool.name!r}; rename one of them")
             self.tools[tool.name] = tool
+        for tool in self.tools.values():
+            tool.toolsets += 1
         self.max_parallel_calls = max_parallel_calls
         self.shorten = shorten
         self.example = example
@@ -72,8 +74,11 @@ class Toolset:
         return ToolBox(self, episode, {name: self.tools[name] for name in names}, tools_kwargs or {})
 
     def close(self) -> None:
+        """Close the tools that nobody else has."""
         for tool in self.tools.values():
-            tool.close()
+            tool.toolsets -= 1
+            if not tool.toolsets:
+                tool.close()
 
 
 def _refuse_unseen(tool: BaseTool, groups: Mapping[str, Any]) -> None:
