@@ -82,6 +82,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         nn.Module, "to", lambda self, *to, **kinds: _move(self) if _is_gpu(*to[:1]) else move(self, *to, **kinds)
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     waits.clear()

@@ -37,7 +37,7 @@ class ModelConfig(Keys):
     path: str = "tiny"  # a Hugging Face id, a folder, or "tiny": the embedded model
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products; weights are fp32. auto: bf16 where it is faster
     chat_template_kwargs: dict[str, Any] = {}  # what its chat template asks besides, such as enable_thinking: false
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: a GPU, if there is one
+    device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU of CUDA, if there is one. mps is untried
     # shared: a value head on the actor's trunk; none: for estimators that compare episodes
     critic: Literal["separate", "shared", "none"] = "separate"
     lora: LoRAConfig | None = None  # adapters of actor and critic over one frozen trunk; null: all weights

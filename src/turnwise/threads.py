@@ -19,7 +19,9 @@ def has_threads() -> bool:
 
 
 def use_threads(several: bool = True) -> None:
-    """Run the loops in as many threads as PyTorch has here, or in one."""
+    """Run the loops in as many threads as PyTorch has here, or in one; they are compiled for one where none fit."""
+    if not has_threads():
+        return
     threads = torch.get_num_threads()
     numba.set_num_threads(min(threads, _settings.NUMBA_NUM_THREADS) if several else 1)
     if torch.get_num_threads() != threads:  # when the layer starts, it gives its number of threads to PyTorch too

@@ -426,3 +426,11 @@ def test_closing_closes_the_servers(make):
     servers = [Direct("a"), Direct("b")]
     make(*servers).close()
     assert all(server.closed for server in servers)
+
+
+def test_weights_that_servers_have_are_not_sent_again(make):
+    servers = [Direct("a"), Direct("b")]
+    client = make(*servers)
+    for version in (0, 0, 1, 1, 1, 2):
+        client.load(weights(1.0), version)
+    assert [server.loads for server in servers] == [[0, 1, 2]] * 2

@@ -87,7 +87,9 @@ class LLMServerClient:
                 return reply.finished(finish)
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Send weights to all servers. Replies under way stop, and go on under the new weights."""
+        """Send weights to all servers, unless they have that version. Replies under way go on under the new weights."""
+        if self._weights.newest is not None and version == self.version:
+            return
         paused = self._paused
         self.pause()
         try:

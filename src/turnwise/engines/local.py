@@ -238,6 +238,8 @@ class LocalEngine:
         requests = self._running[first : first + len(guesses)]
         drawn = [(one, ahead) for one, guess in zip(requests, guesses, strict=True) for ahead in range(len(guess) + 1)]
         luck = [one.luck[len(one.tokens) + ahead] for one, ahead in drawn]
+        if logits.device.type == "mps":
+            logits = logits.cpu()  # since there are no sums in fp64
         places = torch.tensor(luck, device=logits.device, dtype=torch.float64)
         tokens, logprobs = map(Tensor.tolist, sample(logits, [one.sampling for one, _ in drawn], places))
         start = 0

@@ -1,5 +1,6 @@
 """One token a row from logits, and its log-prob."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +21,7 @@ def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[
     shares = torch.softmax(logits, dim=-1)
     allowed = shares
     if any(s.top_k or s.top_p < 1 for s in sampling):
-        allowed = torch.stack([_filter(row, s) for row, s in zip(shares, sampling, strict=True)])
+        allowed = _filtered(shares, sampling)
     cumulative = allowed.cumsum(dim=-1, dtype=torch.float64)
     target = luck.double()[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -31,11 +32,12 @@ def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[
     return tokens, shares.gather(1, tokens[:, None])[:, 0].log()
 
 
-def _filter(shares: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities [V] with all but the top k, and all beyond the nucleus of mass top_p, at zero."""
-    ranked, order = shares.sort(descending=True)
+def _filtered(shares: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    """Probabilities [R, V] with all but each row's top k, and all beyond its nucleus of mass top_p, at zero."""
+    ranked, order = shares.sort(dim=-1, descending=True, stable=True)
     before = ranked.cumsum(dim=-1) - ranked
-    out = before >= sampling.top_p  # the first token that reaches the mass is kept
-    if sampling.top_k:
-        out[sampling.top_k :] = True
-    return shares.index_fill(0, order[out], 0)
+    nucleus = shares.new_tensor([s.top_p if s.top_p < 1 else math.inf for s in sampling])[:, None]
+    most = torch.tensor([s.top_k or shares.shape[1] for s in sampling], device=shares.device)[:, None]
+    # The first token that reaches the mass is kept.
+    out = (before >= nucleus) | (torch.arange(shares.shape[1], device=shares.device) >= most)
+    return shares.masked_fill(torch.zeros_like(out).scatter_(1, order, out), 0)

@@ -83,10 +83,12 @@ def refuse_other(known: str, found: str, path: str, made: Path) -> None:
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"  # an Apple GPU is untried
     try:
         there = torch.empty(1, device=name)
         there.item()  # which a device that holds no numbers, such as meta, cannot tell
+        if there.is_cuda:
+            torch.cuda.set_device(there.device)  # where passes are recorded
         return there.device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
