@@ -215,6 +215,43 @@ def test_a_server_that_fails_is_tried_again_and_then_no_lesson_for_the_model(how
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("how", ["schema", "picture"])
+def test_an_answer_that_is_none_costs_no_other_episode_its_session(how: str):
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    begun = []
+
+    class Careless(Forgetful):
+        async def answer(self, request: Any) -> Any:
+            asked = await request.json() if request.method == "POST" else {}
+            head: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.get("id")}
+            begun.extend(["one"] * (asked.get("method") == "initialize"))
+            if asked.get("method") == "tools/list":
+                number = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+                add = {"name": "add", "inputSchema": {"type": "object"}, "outputSchema": number}
+                return JSONResponse(
+                    head | {"result": {"tools": [add if how == "schema" else {**add, "outputSchema": None}]}}
+                )
+            if asked.get("method") == "tools/call":
+                broken = {"type": "image", "data": "a", "mimeType": "image/png"}
+                content = [broken] if how == "picture" else [{"type": "text", "text": "3"}]
+                return JSONResponse(head | {"result": {"content": content}})
+            return await super().answer(request)
+
+    app = Starlette(routes=[Route("/mcp", Careless().answer, methods=["GET", "POST", "DELETE"])])
+    with served(app) as address:
+        tools = tools_of(McpServer(address, "careless"))
+        try:
+            for _ in range(3):
+                with pytest.raises(ToolFault, match="the MCP server careless failed in a call of add"):
+                    ask(tools, ("add", {}))
+        finally:
+            tools[0].close()
+    assert begun == ["one"]
+
+
 def test_a_server_that_never_begins_is_waited_for_once_and_ended(tmp_path: Path):
     begun = tmp_path / "begun"
     script = f"import os, time; open({str(begun)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
