@@ -81,8 +81,9 @@ def record(name: str, figures: dict[str, Any]) -> None:
 
 def machine() -> dict[str, Any]:
     """On what figures were measured."""
+    tiles = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     found = {
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}{tiles}",
         "threads": torch.get_num_threads(),
         **{package: version(package) for package in ("torch", "transformers")},
     }

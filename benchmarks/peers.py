@@ -20,7 +20,7 @@ import torch
 from benchmarks.workers.serve import Job
 
 ROOT = Path(__file__).parent.parent
-CACHE = Path(os.environ.get("TURNWISE_BENCH_CACHE", Path.home() / ".cache" / "turnwise-bench"))
+CACHE = Path(os.environ.get("TURNWISE_BENCH_CACHE") or "~/.cache/turnwise-bench").expanduser()
 EVERYBODY = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",

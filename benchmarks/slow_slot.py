@@ -17,19 +17,18 @@ TURNS = 12
 
 
 def main() -> None:
-    times: dict[str, list[float]] = {"alone": [], "beside": []}
+    config, times = settings(), {"alone": list[float](), "beside": list[float]()}
     for _ in range(ROUNDS):
-        for name, sleep_s in (("alone", 0.0), ("beside", SLEEP_S)):
-            config = settings(sleep_s)
+        for name, series in times.items():
             engine, renderer = open_player(config, None)
-            times[name].append(asyncio.run(seconds_a_turn(config, engine, renderer)))
+            series.append(asyncio.run(seconds_a_turn(config, engine, renderer, beside=name == "beside")))
     alone, beside = (statistics.median(times[name]) for name in ("alone", "beside"))
     ratio = statistics.median(b / a for a, b in zip(times["alone"], times["beside"], strict=True))
     record("slow_slot", {"ms_a_turn": 1e3 * alone, "ms_a_turn_beside_a_sleeper": 1e3 * beside, "ratio": ratio})
 
 
-def settings(sleep_s: float) -> Config:
-    tasks = {"sleeper": {"sleep_s": sleep_s}, **{f"other{number}": {} for number in range(7)}}
+def settings() -> Config:
+    tasks = {"sleeper": {"sleep_s": SLEEP_S}, **{f"other{number}": {} for number in range(7)}}
     return parse_config(
         {
             "environment": {"id": "benchmarks.common:Endless", "workers": "thread", "tasks": tasks},
@@ -40,8 +39,11 @@ def settings(sleep_s: float) -> Config:
     )
 
 
-async def seconds_a_turn(config: Config, engine: Engine, renderer: Codec) -> float:
-    """Mean over the slots that do not sleep, from the start of the batch to their own last turn."""
+async def seconds_a_turn(config: Config, engine: Engine, renderer: Codec, beside: bool) -> float:
+    """Mean over the slots that do not sleep, from the start of the batch to their own last turn.
+
+    The one that sleeps plays `beside` them, or does not play.
+    """
     slots = Collector(config, renderer).slots
     start = time.perf_counter()
 
@@ -49,9 +51,10 @@ async def seconds_a_turn(config: Config, engine: Engine, renderer: Codec) -> flo
         await slots[number].play(engine, TURNS)
         return (time.perf_counter() - start) / TURNS
 
-    sleeper = asyncio.create_task(play(0))
+    sleepers = [asyncio.create_task(play(0))] if beside else []
     others = await asyncio.gather(*(play(number) for number in range(1, len(slots))))
-    sleeper.cancel()
+    for sleeper in sleepers:
+        sleeper.cancel()
     return statistics.mean(others)
 
 

@@ -113,7 +113,7 @@ async def steps_per_s(id: str, kwargs: dict[str, Any], workers: str) -> float:
             over = feedback.terminated or feedback.truncated
 
     with closing(Workers(config, SLOTS)) as pool:
-        hosts = [Host(config, task, "", pool) for _ in range(SLOTS)]
+        hosts = [Host(config, task, pool) for _ in range(SLOTS)]
         rates = []
         for number in range(ROUNDS):
             start = time.perf_counter()

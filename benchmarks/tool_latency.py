@@ -22,6 +22,7 @@ from turnwise.config import Config
 from turnwise.engines import guesses
 from turnwise.engines.guesses import Guess
 from turnwise.engines.local import LocalEngine
+from turnwise.models import arithmetic
 from turnwise.players import open_player
 from turnwise.protocols import Codec
 from turnwise.recipe import parse_config
@@ -64,7 +65,7 @@ class Told(LocalEngine):
     """Computes as for any reply, and then takes the words that it is told to say: calls first, an answer at last."""
 
     def __init__(self, engine: LocalEngine, codec: Codec):
-        super().__init__(engine.model, frozenset(), engine._precision)
+        super().__init__(engine.model, frozenset(), arithmetic("auto", engine.model.device))
         self.calls, self.answer = (list(codec.encode(text)) for text in (CALL, "#### 1"))
         self.busy_s = 0.0
         self.tokens = 0

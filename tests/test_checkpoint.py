@@ -269,3 +269,12 @@ def test_a_checkpoint_that_the_run_has_let_go_of_is_not_called_damaged(tmp_path)
     checkpoint.prune(tmp_path, 1)
     with pytest.raises(ValueError, match=r"000001-0000-0000 is gone, as the run trains on .* ask again"):
         checkpoint.load(tmp_path / "000001-0000-0000")
+
+
+def test_prune_takes_away_a_draft_of_what_it_is_to_take_away(tmp_path):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, f"{step:06}-0000-0000", {}, {})
+    (tmp_path / "000001-0000-0000.draft").mkdir()
+    (tmp_path / "000001-0000-0000.draft" / "half").write_text("")
+    checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000002-0000-0000"]

@@ -607,6 +607,8 @@ def test_what_changes_speed_and_memory_alone_may_change_in_a_run(recipe: Path, c
     other = ["update.micro_tokens=500", "update.gradient_checkpointing=true"]
     assert run("train", recipe, "warmup.w_epoch=0") == 0
     assert run("train", recipe, "warmup.w_epoch=0", "--resume", *other) == 0
+    kept = load_config(recipe.parent / "run" / "config.yaml").update
+    assert (kept.micro_tokens, kept.gradient_checkpointing) == (500, True)
 
 
 def test_only_a_model_that_is_the_newest_is_offered_for_another_run(recipe: Path, capsys: Any) -> None:
@@ -618,6 +620,19 @@ def test_only_a_model_that_is_the_newest_is_offered_for_another_run(recipe: Path
     assert "model.path" not in refused(capsys, *change)
     shutil.rmtree(folder / "model")
     assert refused(capsys, *change).rstrip().endswith("or begin another run: run=FOLDER")
+
+
+def test_a_model_that_was_not_written_to_its_end_is_not_there(recipe: Path, monkeypatch: Any) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=2") == 0
+    model = recipe.parent / "run" / "model"
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+
+    def break_off(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", break_off)
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=2", "--resume") == 130
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == before
 
 
 def test_the_last_checkpoint_is_written_once(recipe: Path, monkeypatch: Any) -> None:

@@ -379,7 +379,7 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
             [f"advantage.use is '{__name__}:Forgetful'", "class attributes critic, groups and whiten"],
         ),
         ("memory: {use: 'turnwise.parse:ThinkAct'}", ["memory.use", "has no span and no prompt"]),
-        (f"parser: {{use: '{__name__}:Forgetful'}}", ["which has no cue and no parse and no format"]),
+        (f"parser: {{use: '{__name__}:Forgetful'}}", ["parser: ", "cannot be made", "'actions'"]),
         ("memory: {use: windw}", ["memory.use is 'windw'", "did you mean 'window'", "module:Class"]),
         ("advantage: {use: zzz}", ["advantage.use is 'zzz'", "bi_level_gae, dual_gae, gae, gigpo, grpo, monte_carlo"]),
         ("memory: {use: window, turn: 2}", ["unknown key memory.turn", "did you mean 'turns'"]),

@@ -28,7 +28,7 @@ from turnwise.train import Training, train
 from turnwise.trunk import prepare
 
 
-def record(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+def record(compute: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], None], Tensor]:
     """As CUDA graphs do: what is found is always in the same place, and no number is asked for."""
     found = compute()
 
@@ -90,7 +90,7 @@ def test_the_engine_samples_what_the_module_does(gpu, kind):
 
 def test_passes_of_one_token_are_recorded(gpu, monkeypatch):
     passes: list[int] = []
-    monkeypatch.setattr(replay, "record", lambda compute: passes.append(1) or record(compute))
+    monkeypatch.setattr(replay, "record", lambda *given: passes.append(1) or record(*given))
     engine = LocalEngine(model_of("qwen2").to(CUDA), frozenset(), nullcontext())
     for version in range(3):
         engine.load({}, version)

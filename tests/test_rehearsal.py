@@ -7,8 +7,8 @@ import torch
 
 from turnwise.batch import Estimate, Streams
 from turnwise.components import COMPONENTS, Component
-from turnwise.config import UpdateConfig
-from turnwise.recipe import load_config
+from turnwise.config import Config
+from turnwise.recipe import load_config, parse_config
 from turnwise.rehearsal import rehearse
 from turnwise.train import train
 
@@ -16,10 +16,10 @@ from turnwise.train import train
 @pytest.mark.parametrize("name", COMPONENTS["advantage"])
 def test_all_that_ship_pass_and_would_not_if_they_said_otherwise_whether_they_read_a_critic(name):
     made = Component(use=name).make("advantage")
-    rehearse(made, UpdateConfig())
+    rehearse(made, Config())
     other = type("Other", (type(made),), {"critic": not made.critic})()
     with pytest.raises(ValueError, match=f"Other has critic={other.critic}, but answers"):
-        rehearse(other, UpdateConfig())
+        rehearse(other, Config())
 
 
 class Turns:
@@ -48,3 +48,27 @@ def test_a_run_does_not_begin_with_one_that_does_not(keys, words, tmp_path: Path
     with pytest.raises(ValueError, match=words):
         train(config)
     assert not (tmp_path / "run").exists()
+
+
+class Grouped:
+    """Compares eight at a time, and knows the tasks."""
+
+    critic = whiten = False
+    groups = True
+
+    def __call__(self, streams: Streams) -> Estimate:
+        assert {segment.task for segment in streams.segments} <= {"one", "other"}
+        streams.rewards[streams.segment_ends].view(-1, 8)
+        return Estimate(torch.zeros(len(streams.rewards)))
+
+
+class Broken(Grouped):
+    def __call__(self, streams: Streams) -> Estimate:
+        raise KeyError("weights")
+
+
+def test_an_estimator_is_tried_on_a_group_of_the_recipes_own_task():
+    tasks = {"environment": {"tasks": {"one": {}, "other": {}}}, "rollout": {"n_env": 16, "episodes": 1, "group": 8}}
+    rehearse(Grouped(), parse_config(tasks))
+    with pytest.raises(ValueError, match=r"advantage: Broken fails on 8 episodes \(KeyError: 'weights'"):
+        rehearse(Broken(), parse_config(tasks))

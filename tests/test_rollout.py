@@ -1912,3 +1912,148 @@ def test_an_ending_of_numpys_numbers_is_one_of_pythons(renderer):
     outcome = one.outcome
     assert outcome and outcome.success is True and type(outcome.progression) is float
     assert {type(token) for token in one.final_prompt_ids} == {int}
+
+
+class Cutting:
+    """Cuts each reply short before it makes a turn of it, with ids as a list of NumPy's."""
+
+    def __init__(self, setting: Any):
+        self.codec = setting.codec
+
+    async def run(self, session: Any) -> Ending:
+        for number in range(5):
+            ids = [
+                np.int64(one) for one in self.codec.prompt([{"role": "user", "content": f"{session.name} {number}"}])
+            ]
+            reply = await session.generate(ids)
+            short = replace(reply, token_ids=reply.token_ids[:3], logprobs=reply.logprobs[:3])
+            prompt: Any = ids
+            session.record(Turn(Observation(""), prompt, short, Action("", "valid", "", "", 0), 0, 0.5, "", "", ""))
+        return Ending(())
+
+
+@pytest.mark.parametrize("mode", ["async", "elastic"])
+def test_replies_that_an_agent_cuts_are_trained_on_once_though_the_run_is_killed(renderer, mode):
+    rollout = {"n_env": 2, "e_len": 2, "mode": mode}
+    log = {"traces": ["jsonl"], "trace_every": 1}
+    config = play_config(agent={"use": f"{__name__}:Cutting"}, rollout=rollout, update={"minibatch": 1}, log=log)
+    collector, engine = Collector(config, renderer), Obedient(renderer, ["yes indeed"])
+    prompts: list[tuple[int, ...]] = []
+    traces = []
+    for _ in range(12):
+        prompts += [turn.prompt_ids for one in collector.collect(engine) for turn in one.turns]
+        traces += collector.tally.traces
+        saved = json.loads(json.dumps(collector.state()))
+        collector.close()
+        collector, engine = Collector(config, renderer), Obedient(renderer, ["yes indeed"])
+        assert collector.restore(saved) == 0
+    collector.close()
+    assert len(prompts) == len(set(prompts)) >= 40
+    assert {len(one.recording.turns) for one in traces} == {5}
+    assert all(not one.recording.loose for one in traces)
+
+
+class Outliving:
+    """Ends, and a branch of it counts and tells on."""
+
+    def __init__(self, setting: Any):
+        self.codec, self.left = setting.codec, []
+
+    async def run(self, session: Any) -> Ending:
+        self.left.append(asyncio.ensure_future(self._tell(session)))
+        for _ in range(2):
+            prompt = self.codec.prompt([{"role": "user", "content": session.name}])
+            reply = await session.generate(prompt)
+            session.record(Turn(Observation(""), prompt, reply, Action("", "valid", "", "", 0), 0, 0.5, "", "", ""))
+        return Ending(())
+
+    async def _tell(self, session: Any) -> None:
+        for _ in range(20):
+            session.count(session.name)
+            session.write(f"{session.name} told")
+            await asyncio.sleep(0)
+
+
+def test_a_branch_that_outlives_its_episode_tells_nothing_of_the_next_one(renderer):
+    rollout, log = {"n_env": 1, "episodes": 4}, {"transcript_every": 1}
+    config = play_config(agent={"use": f"{__name__}:Outliving"}, rollout=rollout, log=log, update={"minibatch": 1})
+    with closing(Collector(config, renderer)) as collector:
+        segments = collector.collect(Scripted(renderer, ["yes"]))
+        for one, transcript in zip(segments, collector.tally.transcripts, strict=True):
+            assert one.outcome and list(one.outcome.figures) == [f"{one.task}/0/{one.episode}"]
+            assert set(re.findall(r"(\S+) told", transcript.text)) == {f"{one.task}/0/{one.episode}"}
+
+
+class Hungry:
+    """Uses up the list that it was made with, as a parser and as an environment's rules would."""
+
+    cue = ""
+
+    def __init__(self, actions: list[str], default: str, spare: Any = ()):
+        actions.sort(reverse=True)
+        self.first = spare.pop() if spare else None
+        self.cue = f"One of: {', '.join(actions)}"
+
+    def parse(self, text: str) -> Action:
+        return Action("add", "valid", "add", "", 0)
+
+    def format(self, thought: str, action: str) -> str:
+        return action
+
+
+def test_each_part_is_made_of_what_the_recipe_says_and_shows_its_own_cue(renderer):
+    parser = {"use": f"{__name__}:Hungry", "spare": ["a", "b"]}
+    config = play_config(parser=parser, rollout={"n_env": 2, "episodes": 1, "max_episode_turns": 2})
+    engine = Scripted(renderer)
+    with closing(Collector(config, renderer)) as collector:
+        collector.collect(engine)
+        assert [slot.agent.parser.first for slot in collector.slots] == ["b", "b"]  # type: ignore[attr-defined]
+        assert collector.slots[0].agent.host.offer.actions == list(Counter.actions)  # type: ignore[attr-defined]
+    assert all(f"One of: {', '.join(sorted(Counter.actions, reverse=True))}" in prompt for prompt in engine.prompts)
+    assert config.parser.arguments == {"spare": ["a", "b"]}
+
+
+class Side(Window):
+    """Asks two questions side by side before each prompt."""
+
+    async def prompt(self, past: Any, turns: int, observation: Observation, ask: Any) -> list[Message]:
+        async with asyncio.TaskGroup() as group:
+            for number in range(2):
+                group.create_task(ask([{"role": "user", "content": f"{observation.text} {number}?" + "!" * 9 * turns}]))
+        return await super().prompt(past, turns, observation, ask)
+
+
+def test_a_memory_may_ask_side_by_side(renderer):
+    memory = {"use": f"{__name__}:Side"}
+    config = play_config(memory=memory, rollout={"n_env": 1, "episodes": 2, "max_episode_turns": 3})
+    with closing(Collector(config, renderer)) as collector:
+        segments = collector.collect(Scripted(renderer))
+    assert [one.end for one in segments] == ["truncated"] * 2
+    assert {len([turn for turn in one.turns if turn.of_memory]) for one in segments} == {6}
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"memory": {"use": f"{__name__}:Plain"}}, r"memory: Plain\.prompt is no coroutine; write async def prompt"),
+        ({"agent": {"use": f"{__name__}:Flat"}}, r"agent: Flat\.run is no coroutine; write async def run"),
+    ],
+)
+def test_what_is_not_async_is_told_in_a_sentence(renderer, tree, said):
+    with closing(Collector(play_config(**tree), renderer)) as collector, pytest.raises(ValueError, match=said):
+        collector.collect(Scripted(renderer))
+
+
+class Plain:
+    span = 0
+
+    def prompt(self, *_: Any) -> list[Message]:
+        return [{"role": "user", "content": "?"}]
+
+
+class Flat:
+    def __init__(self, setting: Any):
+        pass
+
+    def run(self, session: Any) -> Ending:
+        return Ending(())

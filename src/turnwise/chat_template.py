@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +28,9 @@ SEAM = "\ufdd0"
 _OTHER_ENDS = ("<|eom_id|>",)
 # What is given to templates anyway, or says what becomes of what they write.
 _OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+# What templates take for today, since a run that goes on tomorrow must have the same prompts: it is what Llama 3 says
+# where it has no clock.
+_TODAY = date(2024, 7, 26)
 _ID = "call00000"  # nine letters and digits, as the templates of Mistral want them
 ASK: Message = {"role": "user", "content": "?"}
 _REPLY: Message = {"role": "assistant", "content": "!"}
@@ -62,10 +66,16 @@ class ChatTemplate:
         added = tokenizer.added_tokens_decoder.items()  # those without a name of their own are special too
         special = [(token.content, number) for number, token in added if token.special]
         self._special = sorted(special, key=lambda token: -len(token[0]))
-        texts = "|".join(re.escape(text) for text, _ in special) or "(?!)"
+        # Some models mark their turns by tokens that are not called special.
+        marks = {token.content for _, token in added if token.special or token.content in str(tokenizer.chat_template)}
+        texts = "|".join(map(re.escape, sorted(marks))) or "(?!)"
         self._spelt = re.compile(f"(?={texts}).", re.DOTALL)  # the first character of each
-        self._takes_answers = True
-        self._takes_answers = bool(self.attempt(ASK, _REPLY, _ANSWER) or self.attempt(ASK, _calling("tool"), _ANSWER))
+        self._takes_answers = self._takes_systems = True
+        said = mark_of([])
+        answer: Message = {**_ANSWER, "content": said}
+        self._takes_answers = said in self.attempt(ASK, _REPLY, answer) + self.attempt(ASK, _calling("tool"), answer)
+        told = self.attempt({"role": "system", "content": said}, ASK)
+        self._takes_systems = not told or said in told  # one that refuses them says so itself
         self._end = self._find_end()
         self._call_end = self._find_call_end()
         self.names_answers = self._answers_need_calls()
@@ -84,13 +94,18 @@ class ChatTemplate:
         plain = [self._seamed(_plain(one)) for one in messages]
         if not self._takes_answers:
             plain = _answers_as_questions(plain)
+        if not self._takes_systems and any(one["role"] == "system" for one in messages):
+            raise ValueError(
+                f"model: the chat template of {self._tokenizer.name_or_path!r} drops system messages, which hold the "
+                "instructions; choose a model whose template shows them, or change the template in its folder"
+            )
         try:
             text = self._tokenizer.apply_chat_template(
                 plain,
                 tools=[dict(one) for one in tools] or None,
                 tokenize=False,
                 add_generation_prompt=reply,
-                **self._kwargs,
+                **{"strftime_now": _TODAY.strftime, **self._kwargs},
             )
         except (TemplateError, TypeError, RecursionError) as error:  # a model may nest arguments without end
             name = self._tokenizer.name_or_path

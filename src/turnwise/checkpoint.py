@@ -100,10 +100,10 @@ def _age(path: Path) -> tuple[str, bool]:
 
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest, and drafts. Each is gone at once for those who read it meanwhile."""
-    for path in sorted(_finished(folder))[:-keep]:
-        path.rename(path.with_name(f"{path.name}.draft"))
-    for draft in folder.glob("*.draft"):
-        shutil.rmtree(draft)
+    for path in (*folder.glob("*.draft"), *sorted(_finished(folder))[:-keep]):
+        draft = path.with_name(f"{path.name.removesuffix('.draft')}.draft")
+        path.rename(draft)
+        shutil.rmtree(draft, ignore_errors=True)  # some file systems keep what is open
 
 
 def load_parameters(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:

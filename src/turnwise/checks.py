@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -62,7 +62,7 @@ def parts_can_be_made(config: Config) -> None:
         why = "agent.use is gym, whose prompts are written anew in each turn; leave it out"
         refuse_idle("rollout", config.rollout, ("token_check",), why)
     has_members(config.memory, "memory", ("span", "prompt"))
-    has_members(config.parser, "parser", ("cue", "parse", "format"))
+    has_members(config.parser, "parser", ("cue", "parse", "format"), actions=["left", "right"], default="left")
     config.engine.find("engine")
     for tracker in config.log.trackers:
         tracker.find("log.trackers")
@@ -72,9 +72,9 @@ def parts_can_be_made(config: Config) -> None:
         config.reward.bind("reward")
 
 
-def has_members(part: Component, kind: str, members: Sequence[str]) -> None:
-    """The part has what is asked of its kind."""
-    made = part.make(kind)
+def has_members(part: Component, kind: str, members: Sequence[str], **given: Any) -> None:
+    """The part, made with what the framework gives, has what is asked of its kind."""
+    made = part.make(kind, **given)
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ValueError(f"{kind}.use is {part.use!r}, which has no {' and no '.join(lacking)}; see turnwise.protocols")
 

@@ -9,13 +9,14 @@ from every slot, and ends with the longest of them.
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from turnwise.agents.shared import Shared
 from turnwise.batch_loop import BatchLoop
 from turnwise.config import Config
 from turnwise.data import drawn, fingerprint
+from turnwise.failures import first_of
 from turnwise.groups import filter_groups
 from turnwise.protocols import Codec, Engine, Pausable
 from turnwise.seeds import episode_seed
@@ -54,6 +55,7 @@ class Collector:
                 }
                 slot = Slot(index, task, config, codec, self._shared, levels, luck, group, **kept)
                 self.slots.append(slot)
+            self.samples = fingerprint(self._shared.data.train) if config.data else ""  # tells them from others
             if config.data is not None:
                 self.slots[0].agents.refuse_strangers((*self._shared.data.train, *self._shared.data.test))
         except BaseException:
@@ -151,11 +153,6 @@ class Collector:
             for slot in group:
                 slot.episode.number = newest
 
-    @cached_property
-    def samples(self) -> str:
-        """Tells the training samples from others."""
-        return fingerprint(self._shared.data.train) if self.config.data else ""
-
     @property
     def left_out(self) -> int:
         """Training samples that are never played, since a test sample has the same prompt."""
@@ -191,4 +188,4 @@ async def play_all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:
             for play in plays:
                 group.create_task(play)
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise first_of(errors) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
@@ -84,7 +85,7 @@ class Component(BaseModel):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+        return copy.deepcopy(self.model_extra or {})  # as whoever is made of them may use them up
 
     def make(self, kind: str, **given: Any) -> Any:
         """Build the part; `given` is what the framework adds."""
@@ -110,6 +111,8 @@ class Component(BaseModel):
         function = self._load(kind)
         if inspect.isclass(function):
             function = self.make(kind)
+            if not callable(function):
+                raise ValueError(f"{kind}.use is {self.use!r}, whose objects cannot be called; give it a __call__")
         else:
             function = functools.partial(function, **self._checked(kind, function))
         for name, one in inspect.signature(function).parameters.items():

@@ -16,6 +16,13 @@ class NeighbourFailure(EnvironmentFailure):
     """An environment was lost with the process that it shared, through no fault of its own."""
 
 
+def first_of(error: BaseException) -> BaseException:
+    """What it was, where tasks that ran side by side have told of it as a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def place(error: BaseException) -> str:
     """Where it was raised, for whoever wrote what was called; nothing where the call itself was wrong."""
     frames = traceback.extract_tb(error.__traceback__)

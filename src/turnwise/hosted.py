@@ -32,6 +32,10 @@ class HostedModel:
                 f"the address of the server {parts.hostname} holds a user name, a password or a query; "
                 "give the bare address, and the key in the environment variable OPENAI_API_KEY"
             )
+        try:
+            parts.port  # noqa: B018
+        except ValueError as error:
+            raise ValueError(f"{key} is {address!r}, whose port is none ({error})") from error
         if not self.model:
             raise ValueError(f"{key} is {address!r}, which names no model; write it as {self.url}#MODEL")
         try:

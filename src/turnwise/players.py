@@ -165,7 +165,7 @@ def _offer(config: Config) -> Offer | None:
     if config.data is not None or config.agent.use != "gym":
         return None
     with closing(Workers(config.environment, 1)) as workers:
-        return Host(config.environment, next(iter(config.environment.tasks)), "", workers).offer
+        return Host(config.environment, next(iter(config.environment.tasks)), workers).offer
 
 
 @dataclass(frozen=True)

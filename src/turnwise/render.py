@@ -44,7 +44,7 @@ class Renderer:
         if history not in ways:
             raise ValueError(f"history is {history!r}; choose exact or template")
         self._show = ways[history]
-        self._encode = lru_cache(maxsize=2**12)(self._tokenise)
+        self._encode = lru_cache(maxsize=2**16)(self._tokenise)
         self._vocabulary = lru_cache(maxsize=1)(tokenizer.get_vocab)  # which some make anew each time
         self._length = lru_cache(maxsize=None)(lambda token: len(self.text([token])))
         ends = (*self._template.ends, tokenizer.eos_token_id)

@@ -3,8 +3,9 @@
 import fcntl
 import json
 import platform
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,22 @@ class Run:
         made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
         (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
         files.write(self._config, dump_config(config).encode())
+
+    def go_on(self, config: Config) -> None:
+        """Write down what was changed meanwhile."""
+        if read_tree(self._config) != tree_of(config):
+            files.write(self._config, dump_config(config).encode())
+
+    def keep_model(self, write: Callable[[Path], object]) -> None:
+        """Have `model` and, where there is one, `adapter` written to a folder, and take each from there when whole."""
+        draft = self.folder / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        write(draft)
+        for part in draft.iterdir():
+            shutil.rmtree(self.folder / part.name, ignore_errors=True)
+            part.rename(self.folder / part.name)
+        draft.rmdir()
 
     def log(self, line: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as stream:

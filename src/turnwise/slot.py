@@ -11,6 +11,7 @@ since only then is it known what follows it; and sure turns alone are *cut* off 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from numbers import Integral
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter
 from turnwise.agents import Agents
 from turnwise.agents.shared import Shared
 from turnwise.config import Config
-from turnwise.failures import EpisodeFailure, NeighbourFailure
+from turnwise.failures import EpisodeFailure, NeighbourFailure, first_of
 from turnwise.figures import finite
 from turnwise.protocols import Agent, Codec, Engine, Resumable, Setting
 from turnwise.seeds import derive
@@ -176,12 +177,14 @@ class Slot:
     async def _run(self) -> Ending:
         """The end to which the agent brings the episode."""
         try:
-            ending = await self.agent.run(SlotSession(self, tuple(self.episode.journal)))
+            running = self.agent.run(SlotSession(self, tuple(self.episode.journal)))
+            if not isawaitable(running):
+                raise ValueError(
+                    f"agent: {type(self.agent).__name__}.run is no coroutine; write async def run(session)"
+                )
+            ending = await running
         except ExceptionGroup as errors:  # of an agent that asks several questions side by side
-            first: Exception = errors
-            while isinstance(first, ExceptionGroup):
-                first = first.exceptions[0]
-            raise first from None
+            raise first_of(errors) from None
         except asyncio.CancelledError as error:
             if self._playing is None or self._playing.cancelling():
                 raise
@@ -267,7 +270,7 @@ class Slot:
         if self.share.sure:
             trained = {id(turn.generation) for turn in self.share.sure}
             for answer in self.episode.journal:
-                answer.trained |= id(answer.generation) in trained
+                answer.trained |= id(answer.made) in trained
             # Where nothing waits, what was asked last has its reply, which is no turn yet, or was given up.
             waiting = [*(turn.prompt_ids for turn in self.share.unsure), *self._asking, self._asked_last]
             self._close("cut", waiting[0], None)
@@ -365,7 +368,7 @@ class Slot:
 
 def _is_ending(given: Any) -> bool:
     """Whether somebody's agent ends an episode as it is to."""
-    if not isinstance(given, Ending) or isinstance(given.final_prompt_ids, str):
+    if not isinstance(given, Ending) or isinstance(given.final_prompt_ids, str | None):
         return False
     ids = all(isinstance(token, Integral) and token >= 0 for token in given.final_prompt_ids)
     told = given.progression is None or finite(given.progression) is not None

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from threading import Event
 from typing import Any, Literal
 
@@ -78,13 +79,12 @@ class Training:
             self.policy.checkpoint_activations()
         self.optimizers = Optimizers(self.policy, config.update)
         self.advantage: Advantage = config.advantage.make("advantage")
-        rehearse(config.advantage.make("advantage"), config.update)  # another one: what it sees is none of the run's
+        rehearse(config.advantage.make("advantage"), config)  # another one: what it sees is none of the run's
         with ExitStack() as refused:
             self.collector = refused.enter_context(closing(Collector(config, renderer)))
             self.recent = Recent(config.tasks)
             self.run.hold()
-            if not resume:
-                self.run.begin(config)
+            (self.run.go_on if resume else self.run.begin)(config)
             self.traces = refused.enter_context(closing(Traces(config.log, self.run.folder, renderer.text)))
             self.warmup_segments: list[Segment] = []
             lost = self.restore()
@@ -236,8 +236,11 @@ class Training:
         """Write a checkpoint of where it all ends, and the trained policy as a Hugging Face folder."""
         if self.saved != self.place:
             self.save()
-        self.policy.save(self.run.folder)
-        self.tokenizer.save_pretrained(self.run.folder / "model")
+        self.run.keep_model(self.write_model)
+
+    def write_model(self, folder: Path) -> None:
+        self.policy.save(folder)
+        self.tokenizer.save_pretrained(folder / "model")
 
     @property
     def place(self) -> str:

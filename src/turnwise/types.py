@@ -100,6 +100,10 @@ class Generation:
     policy_version: int  # steps, that is batches, after which its weights were; of the newest, where there were several
     versions: tuple[int, ...] = ()  # of each token, where new weights came in the middle; else empty
 
+    def begins(self, other: "Generation") -> bool:
+        """Whether it is the beginning of the other one, or all of it."""
+        return other.token_ids[: len(self.token_ids)] == self.token_ids
+
     @property
     def token_versions(self) -> tuple[int, ...]:
         """The policy version of each token."""

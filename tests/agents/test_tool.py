@@ -444,3 +444,38 @@ def test_an_evaluation_leaves_training_its_tools(renderer):
     collector.close()
     assert SHARED.closed == 1
     assert SHARED.episodes == ["data/0/0/counted", "eval/data/0/0/counted"]
+
+
+class Cart(BaseTool):
+    """Takes from the list that it is given."""
+
+    def __init__(self) -> None:
+        schema = {"name": "cart", "description": "Take.", "parameters": {"type": "object", "properties": {}}}
+        super().__init__({}, schema)
+        self.wanted: dict[str, list[str]] = {}
+
+    async def create(self, instance_id: str | None = None, wanted: Any = None) -> Any:
+        self.wanted[str(instance_id)] = wanted
+        return instance_id, ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+        return self.wanted[instance_id].pop()
+
+
+CART = Cart()
+
+
+def test_no_episode_uses_up_the_sample_of_another(renderer):
+    extra = {"tools_kwargs": {"cart": {"create_kwargs": {"wanted": ["milk", "eggs"]}}}}
+    rollout = {"n_env": 4, "group": 4}
+    collector = Collector(config("CART", extra=extra, rollout=rollout), renderer)
+    before = collector.samples
+    for _ in range(3):
+        engine = Scripted(renderer, lambda prompt, _: "#### 7" if "<tool_response>" in prompt else call("cart"))
+        collector.collect(engine)
+        answers = [prompt.split("<tool_response>")[1].split()[0] for prompt in engine.prompts if "eggs" in prompt]
+        assert answers == ["eggs"] * 4
+    collector.close()
+    again = Collector(config("CART", extra=extra, rollout=rollout), renderer)
+    assert before == again.samples
+    again.close()

@@ -46,7 +46,7 @@ def engine(tiny, request, monkeypatch) -> LocalEngine:
 def replaying(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where passes are recorded; here they are computed again."""
 
-    def record(compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+    def record(compute: Callable[[], torch.Tensor], device: torch.device) -> tuple[Callable[[], Any], torch.Tensor]:
         found = compute()
         return lambda: found.copy_(compute()), found
 

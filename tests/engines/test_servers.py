@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.in_vllm.turnwise_worker import Heads
 from turnwise.engines.local import LocalEngine
-from turnwise.engines.servers import Http
+from turnwise.engines.servers import Http, make_piece
 from turnwise.engines.sglang import SGLangServer
 from turnwise.engines.vllm import VLLMServer
 from turnwise.engines.weights import WeightsFolder
@@ -60,7 +60,7 @@ def connect(tmp_path: Path):
         kinds = {"vllm": VLLMServer, "sglang": SGLangServer}
         servers = [kinds[fake.wire](fake.url, STOPS) for fake in fakes]
         limits = {"wait_s": 30.0, "timeout_s": 30.0, **limits}
-        made.append(LLMServerClient(servers, WeightsFolder(tmp_path / "weights"), **limits))
+        made.append(LLMServerClient(servers, WeightsFolder(tmp_path / f"weights{len(made)}"), **limits))
         return made[-1]
 
     yield connect
@@ -211,7 +211,7 @@ def test_a_server_that_was_killed_and_came_back_gets_the_weights_it_missed(fakes
     fake.die()
     threading.Timer(0.3, fake.revive).start()
     assert_whole(ask(client, *PROMPTS), PROMPTS, 1.0)
-    assert fake.version == "1"
+    assert fake.version.endswith(".1")
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -334,3 +334,23 @@ def test_weights_are_written_whole_once_and_alone(tmp_path):
     assert folder.newest == newest and left == ["000020", "7b-of-the-user"]
     read = load_file(newest / "model.safetensors")
     assert set(read) == {"embed", "norm"} and torch.equal(read["embed"], table)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_weights_of_another_run_at_the_same_step_are_noticed(fakes, connect, wire):
+    fake = fakes(wire)
+    mine, other = connect(fake), connect(fake)
+    mine.load(weights(1.0), 5)
+    other.load(weights(3.0), 5)
+    assert_whole(ask(mine, *PROMPTS), PROMPTS, 1.0)  # it has its own weights read again
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:80a", "http://127.0.0.1:99999", "http://127.0.0.1:0"])
+def test_a_port_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match="write the bare address"):
+        Http(url)
+
+
+def test_what_vllm_sends_for_no_log_prob_is_none():
+    with pytest.raises(ValueError, match="log-probs that are no numbers"):
+        make_piece("here", [1, 2], [-0.5, -9999.0], None, frozenset())

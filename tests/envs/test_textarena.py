@@ -166,3 +166,23 @@ def test_a_mistake_is_one_sentence(arguments, message, monkeypatch):
     with pytest.raises(ValueError, match=message) as caught:
         TextArena(**arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("game", ["Crosswords-v0", "LogicPuzzle-v0", "WordSearch-v0"])
+def test_games_that_go_by_the_order_of_a_set_want_it_fixed(game, monkeypatch):
+    for chosen in ("random", None):
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        if chosen:
+            monkeypatch.setenv("PYTHONHASHSEED", chosen)
+        with pytest.raises(ValueError, match="start it with PYTHONHASHSEED=0"):
+            TextArena(game)
+
+
+def test_no_game_counts_on_from_the_one_before(words, monkeypatch):
+    env = TextArena("Mastermind-v0")
+    first = env.reset(seed=3)[0]
+    env._bare.lives = 20
+    env._fresh["lives"] = 20
+    env._bare.lives = 3
+    assert env.reset(seed=3)[0] == first
+    assert env._bare.lives == 20

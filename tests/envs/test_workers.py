@@ -25,7 +25,7 @@ from helpers import Scripted, make_tokenizer, play_config
 
 from turnwise.collector import Collector
 from turnwise.config import Config
-from turnwise.envs.checked import CheckedEnvironment
+from turnwise.envs.checked import CheckedEnvironment, make_environment, try_environment
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.failures import EnvironmentFailure
@@ -210,7 +210,7 @@ def pools() -> Iterator[Callable[[str], Workers]]:
 def test_an_environment_that_cannot_be_made_is_one_sentence_at_once(pools, workers, environment, message):
     config = play_config("faulty:Faulty", environment=environment)
     with pytest.raises(ValueError, match=message):
-        Host(config.environment, next(iter(config.environment.tasks)), "", pools(workers))
+        Host(config.environment, next(iter(config.environment.tasks)), pools(workers))
 
 
 def test_what_cannot_be_sent_to_a_process_is_told_at_once(pools):
@@ -224,7 +224,9 @@ class Listed(gymnasium.Env[str, str]):
 
     kinds: dict[str, Callable[[], Any]] = {  # noqa: RUF012
         "array": lambda: np.array(["up", "down"]),
+        "tuple": lambda: ("up", "down"),
         "iterator": lambda: iter(("up", "down")),
+        "method": lambda: lambda: ["up", "down"],
         "set": lambda: {"up", "down"},
         "numbers": lambda: np.arange(2),
     }
@@ -233,12 +235,10 @@ class Listed(gymnasium.Env[str, str]):
         self.actions = self.kinds[kind]()
 
 
-@pytest.mark.parametrize(
-    ("kind", "actions"), [("array", ["up", "down"]), ("iterator", ["up", "down"]), ("numbers", [])]
-)
+@pytest.mark.parametrize(("kind", "actions"), [("array", ["up", "down"]), ("tuple", ["up", "down"]), ("numbers", [])])
 def test_actions_are_whatever_texts_can_be_listed(pools, kind, actions):
     config = play_config(f"{__name__}:Listed", environment={"kwargs": {"kind": kind}})
-    assert Host(config.environment, "Listed", "", pools("inline")).offer.actions == actions
+    assert Host(config.environment, "Listed", pools("inline")).offer.actions == actions
 
 
 class Misspelt(Listed):
@@ -251,7 +251,7 @@ class Misspelt(Listed):
 def test_a_key_of_an_observation_that_is_nearly_one_of_ours_is_refused():
     config = play_config(f"{__name__}:Misspelt", environment={"kwargs": {"kind": "array"}})
     with pytest.raises(EnvironmentFailure, match="'instruction', which nobody sees; did you mean 'instructions'"):
-        CheckedEnvironment(config.environment, "Misspelt", "").reset(0)
+        CheckedEnvironment(config.environment, "Misspelt").reset(0)
 
 
 class Bare(Listed):
@@ -263,22 +263,23 @@ class Bare(Listed):
 
 def test_nothing_is_no_text_and_a_number_is_refused():
     config = play_config(f"{__name__}:Bare", environment={"kwargs": {"kind": "array"}})
-    environment = CheckedEnvironment(config.environment, "Bare", "Well?")
-    assert environment.reset(0) == Observation("a door", "Well?", "")
+    environment = CheckedEnvironment(config.environment, "Bare")
+    assert environment.reset(0) == Observation("a door", "", "")
     with pytest.raises(EnvironmentFailure, match="its observation has 5 as instructions, which is no text"):
         environment.reset(1)
 
 
-def test_a_set_of_actions_is_refused_since_its_order_is_another_in_each_process(pools):
-    config = play_config(f"{__name__}:Listed", environment={"kwargs": {"kind": "set"}})
+@pytest.mark.parametrize("kind", ["set", "iterator", "method"])
+def test_actions_that_may_be_others_the_next_time_are_refused(pools, kind):
+    config = play_config(f"{__name__}:Listed", environment={"kwargs": {"kind": kind}})
     with pytest.raises(ValueError, match=r"the actions of .*:Listed are .*; they must be a list of texts"):
-        Host(config.environment, "Listed", "", pools("inline"))
+        Host(config.environment, "Listed", pools("inline"))
 
 
 @pytest.mark.parametrize("workers", KINDS)
 def test_an_environment_is_made_played_asked_and_closed_in_one_thread(pools, workers, tmp_path):
     config = play_config("strange:Threaded", environment={"kwargs": {"log": str(tmp_path / "log")}})
-    host = Host(config.environment, "Threaded", "", pools(workers))
+    host = Host(config.environment, "Threaded", pools(workers))
 
     async def play() -> None:
         await host.reset(1)
@@ -313,7 +314,7 @@ def test_a_constructor_that_hangs_is_given_up(workers):
         closing(Workers(config.environment, 1)) as pool,
         pytest.raises(ValueError, match=r"a call took longer than environment\.timeout_s=0\.5"),
     ):
-        Host(config.environment, "Refusing", "", pool)
+        Host(config.environment, "Refusing", pool)
 
 
 # -- the end
@@ -349,7 +350,7 @@ def test_closing_does_not_wait_for_a_hung_call():
     config = faulty("process", {"planned": {"1/0": "hang"}}, processes=1)
     before = set(multiprocessing.active_children())
     workers = Workers(config.environment, 1)
-    host = Host(config.environment, "Faulty", "", workers)
+    host = Host(config.environment, "Faulty", workers)
     (child,) = set(multiprocessing.active_children()) - before
     hung = host._worker.call("reset", 1)
     workers.close()
@@ -362,7 +363,7 @@ def test_closing_while_a_child_is_being_started_waits_for_it(monkeypatch):
     config = faulty("process", {"planned": {"1/0": "exit"}}, processes=1)
     before, start, starting = set(multiprocessing.active_children()), SpawnProcess.start, threading.Event()
     workers = Workers(config.environment, 1)
-    host = Host(config.environment, "Faulty", "", workers)
+    host = Host(config.environment, "Faulty", workers)
     assert isinstance(host._worker.call("reset", 1).exception(), EnvironmentFailure)
     host.renew()
 
@@ -445,7 +446,7 @@ if __name__ == "__main__":
         id="faulty:Faulty", kwargs={"planned": {"1/0": "hang"}}, workers="process", processes=2
     )
     workers = Workers(config, 2)
-    busy, idle = (Host(config, "Faulty", "", workers) for _ in range(2))
+    busy, idle = (Host(config, "Faulty", workers) for _ in range(2))
     busy._worker.call("reset", 1)
     idle._worker.call("reset", 2).result()
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
@@ -477,3 +478,41 @@ def test_ctrl_c_reaches_the_trainer_alone(renderer):
             os.kill(child.pid, signal.SIGINT)
         collector.collect(Scripted(renderer, walk))
         assert collector.tally.failures == 0
+
+
+class Endless:
+    """Knows no end, or breaks at it."""
+
+    actions = ("up", "down")
+
+    def __init__(self, breaks: bool = False):
+        if breaks:
+            self.close = lambda: 1 / 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return "here", {}
+
+    def step(self, action: str) -> Any:
+        return "here", 0.0, True, False, {"success": True}
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_an_environment_that_cannot_be_closed_can_be_tried(breaks):
+    config = play_config(f"{__name__}:Endless", environment={"kwargs": {"breaks": breaks}})
+    try_environment(config.environment, "Endless")
+
+
+class Ruled(Endless):
+    """Uses up its rules."""
+
+    def __init__(self, rules: dict[str, int]):
+        super().__init__()
+        self.size = rules.pop("size", 5)
+
+
+@pytest.mark.parametrize("workers", KINDS)
+def test_each_environment_is_made_of_what_the_recipe_says(pools, workers):
+    config = play_config(f"{__name__}:Ruled", environment={"kwargs": {"rules": {"size": 9}}, "workers": workers})
+    made = [make_environment(config.environment, "Ruled") for _ in range(2)]
+    assert [one.size for one in made] == [9, 9]  # type: ignore[attr-defined]
+    assert config.environment.kwargs == {"rules": {"size": 9}}

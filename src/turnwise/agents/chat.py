@@ -186,7 +186,7 @@ class Chat:
         return {"id": self._call_id(place), "type": "function", "function": function}
 
     def _call_id(self, place: int) -> str:
-        return f"call_{self._session.turns}_{place}"
+        return f"c{self._session.turns:05}{place:03}"  # nine letters and digits, as the templates of Mistral want them
 
 
 def _action(text: str, parsed: ParsedReply) -> Action:

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from inspect import isawaitable
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from turnwise.envs.host import Host
-from turnwise.failures import EnvironmentFailure, EpisodeFailure
+from turnwise.failures import EnvironmentFailure, EpisodeFailure, first_of
 from turnwise.protocols import ActionParser, Memory, Session, Setting
+from turnwise.surrogates import encodable
 from turnwise.types import ROLES, Action, Ending, Feedback, Message, Observation, Status, Turn, is_message
 
 
@@ -37,17 +39,16 @@ class Gym:
         self.task = setting.task
         self.codec = setting.codec
         self.memory: Memory = config.memory.make("memory")
-        cue = config.parser.make("parser").cue
-        self.host = Host(config.environment, self.task, cue, setting.shared.workers)
+        self.host = Host(config.environment, self.task, setting.shared.workers)
         offer = self.host.offer
-        self.parser: ActionParser = config.parser.make("parser", actions=offer.actions, default=offer.default_action)
+        self.parser: ActionParser = config.parser.make("parser", actions=[*offer.actions], default=offer.default_action)
         self._standing: Standing | None = None  # None: no episode is under way
 
     async def run(self, session: Session) -> Ending:
         """Play an episode to its end, or go on with the one that is under way."""
         try:
             if self._standing is None:
-                self._standing = Standing(await self.host.reset(session.seed))
+                self._standing = Standing(self._cued(await self.host.reset(session.seed)))
                 session.write(self._standing.observation.instructions)
             ending = None
             while ending is None:
@@ -59,6 +60,11 @@ class Gym:
             raise
         self._standing = None
         return ending
+
+    def _cued(self, observation: Observation) -> Observation:
+        """With the answer format of the parser at its end."""
+        cue = "\n".join(part for part in (observation.cue, encodable(self.parser.cue)) if part)
+        return replace(observation, cue=cue)
 
     async def _turn(self, session: Session, standing: Standing) -> Ending | None:
         """Play one turn; the episode's end, if this was its last."""
@@ -85,7 +91,7 @@ class Gym:
             session, standing, Turn(observation, prompt, generation, action, tokens, reward, text, shown, bare)
         )
         standing.actions.append(action.text)
-        standing.observation = feedback.observation
+        standing.observation = self._cued(feedback.observation)
         _write(session, observation, text, action, reward)
         return await self._ending(standing, feedback, session)
 
@@ -171,8 +177,13 @@ class Gym:
         async def ask_fitting(messages: list[Message]) -> str:
             return await ask(fitting(messages))
 
-        messages = await self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
-        return fitting(messages)
+        writing = self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
+        if not isawaitable(writing):
+            raise ValueError(f"memory: {type(self.memory).__name__}.prompt is no coroutine; write async def prompt")
+        try:
+            return fitting(await writing)
+        except BaseExceptionGroup as errors:  # of a memory that asks several questions side by side
+            raise first_of(errors) from None
 
     async def _next_prompt(self, standing: Standing) -> tuple[int, ...]:
         """The prompt that would follow, never sampled: a memory that would ask first has asked it."""
@@ -206,7 +217,7 @@ class Gym:
                 observation = (await self.host.step(action)).observation
         except EnvironmentFailure:
             observation = None
-        if observation != standing.observation:
+        if observation is None or self._cued(observation) != standing.observation:
             self.host.renew()
             return False
         self._standing = standing

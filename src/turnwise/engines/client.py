@@ -60,6 +60,7 @@ class LLMServerClient:
         self._weights = weights
         self._timeout_s, self._wait_s = timeout_s, wait_s
         self._last_failure = ""
+        self._refusals = dict.fromkeys(self._servers, 0)  # of weights, in a row, by servers that answer
         self._paused = False
         self._era = 0  # what is sampled within one is by the same weights
         self._under_way: dict[_Attempt, asyncio.AbstractEventLoop] = {}
@@ -127,6 +128,11 @@ class LLMServerClient:
                 since = loop.time()
             elif (name := self._router.choose(request_id, avoid)) is not None:
                 return self._servers[name]
+            elif min(self._refusals.values()) >= _MOST_FAILURES:
+                raise ValueError(
+                    f"no server takes the weights, at last since {self._last_failure}; all must see the folder "
+                    f"{self._weights.folder} (engine.weights), and serve the model of model.path"
+                )
             if loop.time() - since > self._wait_s:
                 raise ValueError(
                     f"no server has answered for {self._wait_s:g} s (of {', '.join(self._servers)}): "
@@ -220,7 +226,9 @@ class LLMServerClient:
                     server.load(folder, version)
             except (ServerFailure, ValueError) as failure:
                 self._last_failure = str(failure)
+                self._refusals[server.name] += not getattr(failure, "gone", False)
                 return False
+            self._refusals[server.name] = 0
             with self._loading:
                 if (self._weights.newest, self.version) == newest:
                     self._router.restore(server.name)

@@ -6,6 +6,7 @@ Every recipe is checked against these, so what they make is imported when it is 
 from __future__ import annotations
 
 import hashlib
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -119,7 +120,8 @@ def _shape(trained: Trained) -> tuple[str, str, str]:
 
 def _name(run: Path) -> str:
     """Of a run among others that use the same folder."""
-    return f"{run.name}-{hashlib.blake2b(str(run.absolute()).encode(), digest_size=4).hexdigest()}"
+    place = f"{platform.node()}:{run.absolute()}"  # as containers may have it at the same path
+    return f"{run.name}-{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"
 
 
 def sglang(

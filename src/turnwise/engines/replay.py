@@ -22,7 +22,7 @@ class Replay:
     ):
         """`compute` takes ids and positions [R], and may not look at numbers. It runs with these ones, [R] each."""
         self._given = torch.tensor([ids, positions], device=device)
-        self._run, self._found = record(partial(compute, *self._given))
+        self._run, self._found = record(partial(compute, *self._given), device)
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """What `compute` returns for these; the next call overwrites it."""
@@ -31,14 +31,16 @@ class Replay:
         return self._found
 
 
-def record(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+def record(compute: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], None], Tensor]:
     """What computes it again, and where it leaves what it finds."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        compute()  # at first libraries set themselves up, which cannot be recorded
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = compute()
+    with torch.cuda.device(device):
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            compute()  # at first libraries set themselves up, which cannot be recorded
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # What other threads do meanwhile, such as a reward's own model, is no part of it.
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+            found = compute()
     return graph.replay, found

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from turnwise.types import Finish, Sampling
 
 _TIMEOUT_S = 10.0  # of connecting, and of asking whether a server is ready
 _LOAD_TIMEOUT_S = 900.0  # of reading new weights
+_NONE = -9999.0  # what vLLM sends for a log-prob that is no number, or that it does not have
 _WORDS = 300  # characters of a server's own words that are passed on
 
 
@@ -80,11 +81,19 @@ def make_piece(
             f"the server at {name} sent {len(logprobs)} log-probs for {len(token_ids)} tokens, so nothing can be "
             "learnt from them; use a version of it that sends one for each"
         )
-    if not all(isinstance(one, int | float) and math.isfinite(one) for one in logprobs):
+    if not all(isinstance(one, int | float) and math.isfinite(one) and one > _NONE for one in logprobs):
         raise ValueError(f"the server at {name} sent log-probs that are no numbers: {list(logprobs)[:5]}")
     if finish is None and token_ids and token_ids[-1] in stop_ids:
         finish = "stop"
     return Piece(token_ids, logprobs, finish)
+
+
+def _is_place(parts: SplitResult) -> bool:
+    """Whether an address names a host, and a port that can be one."""
+    try:
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class Http:
@@ -94,7 +103,7 @@ class Http:
         parts = urlsplit(url)
         if parts.username or parts.password or parts.query:
             raise ValueError(f"engine.urls holds a password or a query for {parts.hostname}; give the bare address")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        if parts.scheme not in ("http", "https") or not _is_place(parts) or parts.path.strip("/"):
             raise ValueError(f"engine.urls holds {url!r}; write the bare address, such as http://127.0.0.1:8000")
         try:
             import httpx2

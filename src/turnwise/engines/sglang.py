@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from turnwise.engines.servers import Http, Piece, ServerFailure, WrongWeights, make_piece, understanding
@@ -24,6 +24,7 @@ class SGLangServer:
         self.name = self._http.url
         self._stop_ids = stop_ids
         self._loaded = False
+        self._mark = token_hex(4)  # of our weights, among those of other runs that should not be here
 
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {"input_ids": list(prompt_ids), "sampling_params": self._parameters(sampling)}
@@ -33,22 +34,24 @@ class SGLangServer:
                 if "error" in event:
                     raise ServerFailure(f"the server at {self.name} failed: {event['error']}")
                 with understanding(self.name, "SGLang 0.5"):
-                    piece = self._piece(event["output_ids"], event["meta_info"], version)
+                    ids, facts = event["output_ids"], event["meta_info"]
                     # Whether events hold all tokens so far or the new ones alone is an option of the server.
-                    old = len(piece.token_ids) - (event["meta_info"]["completion_tokens"] - seen)
+                    old = len(ids) - (facts["completion_tokens"] - seen)
+                    piece = self._piece(ids, facts, max(old, 0), version)
                 if old < 0:  # a busy server may send the newest of several events alone
                     raise ServerFailure(f"the server at {self.name} left out {-old} tokens of a reply")
-                seen += len(piece.token_ids) - old
-                yield replace(piece, token_ids=piece.token_ids[old:], logprobs=piece.logprobs[old:])
+                seen += len(piece.token_ids)
+                yield piece
 
-    def _piece(self, ids: Sequence[int], facts: Mapping[str, Any], version: int) -> Piece:
-        if self._loaded and facts["weight_version"] != str(version):
+    def _piece(self, ids: Sequence[int], facts: Mapping[str, Any], old: int, version: int) -> Piece:
+        """The tokens behind so many `old` ones."""
+        if self._loaded and facts["weight_version"] != f"{self._mark}.{version}":
             raise WrongWeights(f"the server at {self.name} came back with other weights")
         reason = facts["finish_reason"] and facts["finish_reason"]["type"]
         if reason is not None and reason not in _FINISH:
             raise ServerFailure(f"the server at {self.name} broke off: {facts['finish_reason']}")
-        scored = [one[0] for one in facts["output_token_logprobs"]]
-        return make_piece(self.name, ids, scored, reason and _FINISH[reason], self._stop_ids)
+        scored = [one[0] for one in facts["output_token_logprobs"][old:]]
+        return make_piece(self.name, ids[old:], scored, reason and _FINISH[reason], self._stop_ids)
 
     def _parameters(self, sampling: Sampling) -> dict[str, Any]:
         return {
@@ -65,7 +68,7 @@ class SGLangServer:
 
     def load(self, weights: Path, version: int) -> None:
         """What the server is still sampling is aborted, and what it cached is forgotten."""
-        body = {"model_path": str(weights), "weight_version": str(version), "abort_all_requests": True}
+        body = {"model_path": str(weights), "weight_version": f"{self._mark}.{version}", "abort_all_requests": True}
         self._http.post("/update_weights_from_disk", {**body, "flush_cache": True})
         self._loaded = True
 

@@ -65,6 +65,7 @@ class VLLMServer:
         self._on_a_processor: bool | None = None  # None: not asked yet
         self._loaded = False
         self._salt = token_hex(8)  # no version, which an earlier run may have had for other weights
+        self._mark = token_hex(4)  # of our weights, among those of other runs that should not be here
 
     async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
         body = {
@@ -84,7 +85,9 @@ class VLLMServer:
 
     def _piece(self, choice: Mapping[str, Any], version: int) -> Piece:
         # The last piece tells which weights the reply is of.
-        if self._loaded and any(span["version"] != str(version) for span in choice["weight_versions"] or ()):
+        if self._loaded and any(
+            span["version"] != f"{self._mark}.{version}" for span in choice["weight_versions"] or ()
+        ):
             raise WrongWeights(f"the server at {self.name} came back with other weights")
         scored = [one["logprob"] for one in choice["logprobs"]["content"]]
         finish = finish_of(self.name, choice["finish_reason"])
@@ -99,7 +102,7 @@ class VLLMServer:
         self._http.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
         if self._on_a_processor:
             self._http.post("/collective_rpc", {"method": "turnwise_pack_heads"})
-        self._http.post("/update_weight_version", {"new_version": str(version)})
+        self._http.post("/update_weight_version", {"new_version": f"{self._mark}.{version}"})
         self._loaded, self._salt = True, token_hex(8)
 
     def _examine(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,7 +27,10 @@ class WeightsFolder:
         target, draft = self.folder / f"{version:06}", self.folder / f"{version:06}.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_file(_untied(weights, self._kind), draft / "model.safetensors", metadata={"format": "pt"})
+        try:
+            save_file(_untied(weights, self._kind), draft / "model.safetensors", metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"weights for servers cannot be written to {draft}: {error}") from error
         for old in self.folder.iterdir():
             if _OURS.fullmatch(old.name) and old != draft:
                 shutil.rmtree(old)

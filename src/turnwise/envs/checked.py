@@ -5,6 +5,7 @@ in the configuration is a ValueError. Knows nothing of threads, processes and ti
 """
 
 import contextlib
+import copy
 import difflib
 import importlib
 import math
@@ -38,7 +39,7 @@ class Offer:
 
 def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any, Any]:
     """The environment of a task, by `module:Class` or by Gymnasium id. A mistake is a ValueError."""
-    kwargs = {**config.kwargs, **config.tasks[task]}
+    kwargs = copy.deepcopy({**config.kwargs, **config.tasks[task]})  # as an environment may use them up
     module, _, name = config.id.rpartition(":")
     if module and name.isidentifier():
         factory: Callable[..., Any] = load_object("environment.id", config.id)
@@ -72,11 +73,17 @@ def make_environment(config: EnvironmentConfig, task: str) -> gymnasium.Env[Any,
 def try_environment(config: EnvironmentConfig, task: str) -> None:
     """Make the environment of a task, and let go of it. Whatever hinders that is a ValueError."""
     try:
-        make_environment(config, task).close()
+        _let_go(make_environment(config, task))
     except ValueError:
         raise
     except Exception as error:
         raise ValueError(f"environment {config.id} ({task}) failed: {type(error).__name__}: {error!s:.500}") from error
+
+
+def _let_go(environment: Any) -> None:
+    """What an environment says at its end concerns nobody: it may be broken, or have no end to speak of."""
+    with contextlib.suppress(Exception, SystemExit, CancelledError):
+        environment.close()
 
 
 def _shows_text(space: gymnasium.Space[Any] | None) -> bool:
@@ -90,22 +97,22 @@ def _shows_text(space: gymnasium.Space[Any] | None) -> bool:
 class CheckedEnvironment:
     """An environment of one task that answers in records."""
 
-    def __init__(self, config: EnvironmentConfig, task: str, cue: str):
-        """`cue` closes every observation. A mistake in the configuration is a ValueError."""
+    def __init__(self, config: EnvironmentConfig, task: str):
+        """A mistake in the configuration is a ValueError."""
         self.config = config
-        self._cue = cue
         with _blamed(ValueError):
             self.environment = make_environment(config, task)
             space = getattr(self.environment, "action_space", None)  # an environment of texts may do without
             offered = self._attribute("actions")
-            if isinstance(offered, (str, set, frozenset)):  # a set has another order in each process
+            once = isinstance(offered, Iterator) or (callable(offered) and not isinstance(offered, Iterable))
+            if once or isinstance(offered, (str, set, frozenset)):  # a set has another order in each process
                 raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be a list of texts")
             listed = list(offered) if isinstance(offered, Iterable) else []
             textual = all(isinstance(action, str) for action in listed)
             distinct = textual and len({*listed}) == len(listed)
-            if isinstance(offered, (list, tuple)) and not distinct and not config.actions:
+            if isinstance(offered, (list, tuple, range)) and not distinct and not config.actions:
                 raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be texts, each one once")
-            self.actions: list[str] = (listed if textual else []) or config.actions
+            self.actions: list[str] = (listed if textual else []) or [*config.actions]
             self.default_action: str = self._attribute("default_action") or config.default_action
         for key, own in (("actions", self.actions), ("default_action", self.default_action)):
             if (asked := getattr(config, key)) and asked != own:
@@ -128,7 +135,7 @@ class CheckedEnvironment:
     def offer(self) -> Offer:
         with _blamed():
             translates, has_expert = (self._attribute(name) is not None for name in ("translate", "expert"))
-            return Offer(self.actions, self.default_action, translates, has_expert)
+            return Offer([*self.actions], self.default_action, translates, has_expert)
 
     def reset(self, seed: int) -> Observation:
         with _blamed():
@@ -178,9 +185,7 @@ class CheckedEnvironment:
             return advice
 
     def close(self) -> None:
-        """What an environment says at its end concerns nobody: it may be broken."""
-        with contextlib.suppress(Exception, SystemExit, CancelledError):
-            self.environment.close()
+        _let_go(self.environment)
 
     def _observe(self, observation: Any, info: Mapping[str, Any]) -> Observation:
         parts = observation if isinstance(observation, Mapping) else {"text": observation}
@@ -195,8 +200,7 @@ class CheckedEnvironment:
             if not isinstance(told := parts.get(key), str | None):
                 raise EnvironmentFailure(f"its observation has {told!r:.80} as {key}, which is no text")
             beside[key] = beside[key] if told is None else told
-        cue = "\n".join(part for part in (beside["cue"], self._cue) if part)
-        shown = Observation(*(encodable(part) for part in (text, cue, beside["instructions"])))
+        shown = Observation(*(encodable(part) for part in (text, beside["cue"], beside["instructions"])))
         characters = len(shown.text) + len(shown.cue) + len(shown.instructions)
         if characters > MAX_CHARACTERS:
             raise EnvironmentFailure(f"its observation has {characters:,} characters, more than {MAX_CHARACTERS:,}")

@@ -15,10 +15,10 @@ from turnwise.types import Feedback, Observation
 class Host:
     """One environment of one task, replaced by a fresh one after a failure."""
 
-    def __init__(self, config: EnvironmentConfig, task: str, cue: str, workers: Workers):
+    def __init__(self, config: EnvironmentConfig, task: str, workers: Workers):
         """Waits until the environment is made; ValueError where it cannot be."""
         self._name = f"environment {config.id} ({task})"
-        self._make = partial(CheckedEnvironment, config, task, cue)
+        self._make = partial(CheckedEnvironment, config, task)
         self._workers = workers
         self._worker = workers.open(self._make)
         self._made = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium
@@ -9,6 +10,9 @@ import gymnasium
 from turnwise.envs.global_random import GlobalRandom
 from turnwise.envs.phrases import FreeText, positive, texts
 from turnwise.optional import optional
+
+_BY_HASH = {"Crosswords", "LogicPuzzle", "WordSearch"}  # they go through the moves of a reply in the order of a set
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class TextArena(gymnasium.Env[dict[str, str], str]):
@@ -25,9 +29,15 @@ class TextArena(gymnasium.Env[dict[str, str], str]):
         self.max_turns = positive("max_turns", max_turns)
         self.observation_space = texts("text", "instructions")
         self.action_space = FreeText()
+        if game.partition("-")[0] in _BY_HASH and os.environ.get("PYTHONHASHSEED", "random") == "random":
+            raise ValueError(
+                f"game is {game!r}, which Python plays otherwise each time; start it with PYTHONHASHSEED=0"
+            )
         try:
             with GlobalRandom(0):
                 self._game = self._arena.make(game, **options)
+            self._bare = _unwrapped(self._game)
+            self._fresh = {name: value for name, value in vars(self._bare).items() if type(value) in _PLAIN}
         except Exception as error:  # words that could not be downloaded, a service without its key, a wrong option
             why = " ".join(str(error).split()).strip("* ")
             raise ValueError(f"game is {game!r}, which TextArena cannot make: {why}") from error
@@ -60,6 +70,7 @@ class TextArena(gymnasium.Env[dict[str, str], str]):
     def _begin(self, seed: int) -> None:
         self._turns, self._instructions = 0, ""
         self._random = GlobalRandom(seed)
+        vars(self._bare).update(self._fresh)  # a game may count on from the one before
         with self._random:
             self._game.reset(num_players=1, seed=seed)
 
@@ -71,3 +82,9 @@ class TextArena(gymnasium.Env[dict[str, str], str]):
         news = [message.strip() for _, message, kind in said if kind not in (kinds.PROMPT, kinds.PLAYER_ACTION)]
         self._instructions = "\n".join(rules) or self._instructions
         return {"text": "\n".join([*news, reason]).strip() or "It is your turn.", "instructions": self._instructions}
+
+
+def _unwrapped(game: Any) -> Any:
+    while "env" in vars(game):
+        game = game.env
+    return game

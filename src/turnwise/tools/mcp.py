@@ -83,7 +83,9 @@ class McpServer:
             self._drop(session)
             raise ToolFault(f"the MCP server {self.name} closed the connection during a call of {tool}") from error
         except Exception as error:
-            if not (isinstance(error, RuntimeError) and session.lives):  # so clients refuse what breaks its own schema
+            if not (
+                isinstance(error, RuntimeError | ValueError) and session.lives
+            ):  # so clients refuse what is no answer
                 self._drop(session)
             raise ToolFault(f"the MCP server {self.name} failed in a call of {tool}: {_plain(error)}") from error
         try:

@@ -27,8 +27,9 @@ class MLflow:
         if self._owns:
             self._mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
         self._client = self._mlflow.MlflowClient()
-        # A server may know other runs of this name.
-        self._run = hashlib.blake2b(f"{platform.node()}:{folder}".encode(), digest_size=8).hexdigest()
+        # A server may know other runs of this name; what lies in the run's folder goes where that goes.
+        place = "" if self._owns else f"{platform.node()}:{folder}"
+        self._run = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
         self._experiment = self._open_experiment(folder)
 
     def _open_experiment(self, folder: Path) -> str:

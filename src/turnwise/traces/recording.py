@@ -80,7 +80,7 @@ class Recording:
     def record(self, turn: Turn) -> None:
         """A turn, made of a reply that was sampled before."""
         self.pause()
-        reply = next((one for one in self.loose if one.generation == turn.generation), None)
+        reply = next((one for one in self.loose if turn.generation.begins(one.generation)), None)
         if reply is not None:
             self.loose.remove(reply)
         start_s, sampled_s = (reply.start_s, reply.end_s) if reply else (now(), now())
@@ -95,8 +95,9 @@ class Recording:
         """Forget what came of these, the newest ones: it is to happen again, and all of it if no turn is left."""
         self.loose = [one for one in self.loose if one.generation not in replies]
         left = list(replies)
-        while self.turns and self.turns[-1].turn.generation in left:
-            left.remove(self.turns.pop().turn.generation)
+        while self.turns and (of := [one for one in left if self.turns[-1].turn.generation.begins(one)]):
+            left.remove(of[0])
+            del self.turns[-1]
         row = [one.turn for one in self.turns if one.row == self.turns[-1].row]
         self.row_ids = tuple(chain.from_iterable(turn.prompt_ids + turn.generation.token_ids for turn in row))
         if not self.turns:
