@@ -31,6 +31,7 @@ _OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_templ
 # What templates take for today, since a run that goes on tomorrow must have the same prompts: it is what Llama 3 says
 # where it has no clock.
 _TODAY = date(2024, 7, 26)
+_NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 _ID = "call00000"  # nine letters and digits, as the templates of Mistral want them
 ASK: Message = {"role": "user", "content": "?"}
 _REPLY: Message = {"role": "assistant", "content": "!"}
@@ -63,6 +64,8 @@ class ChatTemplate:
                 )
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs)
+        dated, found = _NOW.subn(lambda now: json.dumps(_TODAY.strftime(now[2])), str(tokenizer.chat_template))
+        self._dated = dated if found else None  # None: as it is
         added = tokenizer.added_tokens_decoder.items()  # those without a name of their own are special too
         special = [(token.content, number) for number, token in added if token.special]
         self._special = sorted(special, key=lambda token: -len(token[0]))
@@ -105,7 +108,8 @@ class ChatTemplate:
                 tools=[dict(one) for one in tools] or None,
                 tokenize=False,
                 add_generation_prompt=reply,
-                **{"strftime_now": _TODAY.strftime, **self._kwargs},
+                chat_template=self._dated,
+                **self._kwargs,
             )
         except (TemplateError, TypeError, RecursionError) as error:  # a model may nest arguments without end
             name = self._tokenizer.name_or_path

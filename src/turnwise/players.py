@@ -24,7 +24,7 @@ from turnwise.envs.checked import Offer
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.lora import make_adapters
-from turnwise.models import arithmetic, identity, open_model, refuse_other, refuse_too_long
+from turnwise.models import arithmetic, ends_of, identity, open_model, refuse_other, refuse_too_long
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
 from turnwise.seeds import derive
@@ -126,7 +126,7 @@ def open_player(config: Config, trained: Path | None) -> tuple[Engine, Codec]:
         make_adapters(model, config.model, config.seed)
         actor = {name.removeprefix("actor."): tensor for name, tensor in tensors["policy"].items()}
         checkpoint.load_parameters(model, actor)
-    renderer = Renderer(tokenizer, config.rollout.history, config.model.chat_template_kwargs)
+    renderer = Renderer(tokenizer, config.rollout.history, config.model.chat_template_kwargs, ends_of(model))
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
 

@@ -4,7 +4,7 @@ What was sampled is never tokenised again: its ids are spliced into the rendered
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from types import MappingProxyType
@@ -35,7 +35,9 @@ class Renderer:
         tokenizer: PreTrainedTokenizerBase,
         history: Literal["exact", "template"] = "exact",
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        ends: Iterable[int] = (),
     ):
+        """`ends` are further ids with which the model ends its replies, beside those that the template writes there."""
         self.tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, template_kwargs)
         self._exact = Exact(self._template)
@@ -47,8 +49,8 @@ class Renderer:
         self._encode = lru_cache(maxsize=2**16)(self._tokenise)
         self._vocabulary = lru_cache(maxsize=1)(tokenizer.get_vocab)  # which some make anew each time
         self._length = lru_cache(maxsize=None)(lambda token: len(self.text([token])))
-        ends = (*self._template.ends, tokenizer.eos_token_id)
-        self.stop_ids = frozenset(token for token in ends if isinstance(token, int))
+        known = (*self._template.ends, tokenizer.eos_token_id, *ends)
+        self.stop_ids = frozenset(token for token in known if isinstance(token, int))
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
         """The ids of the conversation, up to where the model's next reply begins.
@@ -118,8 +120,12 @@ class Renderer:
 
     def _context(self, sampled: Sequence[int], sequel: Sequel) -> tuple[int, ...]:
         """The text after a reply, which the template closes if the model did not."""
-        ended = sampled[-1] == sequel.close_id or sampled[-1] in self._template.ends
-        return self._encode(sequel.rest if ended else sequel.close + sequel.rest)
+        if sampled[-1] == sequel.close_id or sampled[-1] in self._template.ends:
+            return self._encode(sequel.rest)
+        text = sequel.close + sequel.rest
+        if sampled[-1] in self.stop_ids:  # some models end by the token with which the next turn begins
+            text = text.removeprefix(str(self.tokenizer.convert_ids_to_tokens(sampled[-1])))
+        return self._encode(text)
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.

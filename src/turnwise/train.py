@@ -22,7 +22,7 @@ from turnwise.engines.make import make_engine
 from turnwise.evaluate import evaluate
 from turnwise.lora import make_adapters
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
-from turnwise.models import arithmetic, identity, open_model, refuse_other, refuse_too_long
+from turnwise.models import arithmetic, ends_of, identity, open_model, refuse_other, refuse_too_long
 from turnwise.players import Model
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
@@ -70,7 +70,8 @@ class Training:
         model, tokenizer = open_model(config.model)
         refuse_too_long(model, config.rollout)
         precision = arithmetic(config.model.precision, model.device)
-        self.renderer = renderer = Renderer(tokenizer, config.rollout.history, config.model.chat_template_kwargs)
+        about = config.rollout.history, config.model.chat_template_kwargs, ends_of(model)
+        self.renderer = renderer = Renderer(tokenizer, *about)
         self.tokenizer, self.identity = tokenizer, identity(model, tokenizer)
         reference = bool(config.kl.reward or config.kl.loss)
         adapters = make_adapters(model, config.model, config.seed)

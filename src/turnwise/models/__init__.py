@@ -53,6 +53,12 @@ def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     return model.eval(), tokenizer
 
 
+def ends_of(model: PreTrainedModel) -> list[int]:
+    """The ids with which its replies end, by its own generation_config.json."""
+    ids = model.generation_config.eos_token_id if model.generation_config else None
+    return [] if ids is None else [ids] if isinstance(ids, int) else [*ids]
+
+
 def identity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     """Tells a model, as it was opened, and its tokenizer from others: what one has learned is another's gibberish."""
     digest = hashlib.blake2b(digest_size=16)
