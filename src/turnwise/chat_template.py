@@ -140,6 +140,11 @@ class ChatTemplate:
         parts.append(self._after_call(calls, following[answers - 1 :], tools, reply))
         return Sequel(parts[0].close, parts[0].close_id, "".join(part.rest for part in parts))
 
+    def opening(self, before: Sequence[Message], tools: Tools) -> str:
+        """With which a reply is opened where these messages come before all others: some system messages change it."""
+        closed, opened = (self.attempt(*before, ASK, tools=tools, reply=reply) for reply in (False, True))
+        return opened.removeprefix(closed) if closed and opened.startswith(closed) else ""
+
     def after(self, hole: str, text: str, called: bool = False) -> tuple[str, Sequel]:
         """What is written before and after a mark in the place of a reply, or in its last call if it `called`."""
         before, found, text = text.partition(hole)

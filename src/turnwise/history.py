@@ -5,8 +5,9 @@ Both give the text up to the first reply that stands as it was sampled, then eac
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of, unread_call
 from turnwise.types import CalledFunction, Message
@@ -28,30 +29,45 @@ class Exact:
         self._template = template
         self._opened = lru_cache(maxsize=_HEADS)(self._open)
         self._written = lru_cache(maxsize=_CACHED)(self._write)
+        self._opening = lru_cache(maxsize=_HEADS)(
+            lambda system, tools: template.opening(json.loads(system), json.loads(tools))
+        )
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
         replies = [number for number, message in enumerate(messages) if "token_ids" in message]
         head = messages[: replies[0]] if replies else messages
         if not head:
             raise ValueError("a conversation cannot begin with a sampled reply; put what was asked before it")
-        shown = json.dumps(tools)
+        shown, told = json.dumps(tools), json.dumps([*takewhile(lambda one: one["role"] == "system", messages)])
         exchanges = [
-            (messages[here].get("token_ids", ()), self.sequel(messages[here], messages[here + 1 : there], shown))
+            (messages[here].get("token_ids", ()), self.sequel(messages[here], messages[here + 1 : there], shown, told))
             for here, there in pairwise([*replies, len(messages)])
         ]
         return self._opened(json.dumps(head), shown), exchanges
 
     def sequel(
-        self, reply: Message, following: Sequence[Message] = (), tools: str = "[]", opened: bool = True
+        self,
+        reply: Message,
+        following: Sequence[Message] = (),
+        tools: str = "[]",
+        system: str = "[]",
+        opened: bool = True,
     ) -> Sequel:
-        """What stands after a reply, with `opened` up to where the next one begins; the tools are JSON."""
-        return self._written(json.dumps(following), json.dumps(reply.get("tool_calls", ())), tools, opened)
+        """What stands after a reply, with `opened` up to where the next one begins.
+
+        Tools, and the system messages with which all begins, are JSON.
+        """
+        return self._written(json.dumps(following), json.dumps(reply.get("tool_calls", ())), tools, system, opened)
 
     def _open(self, head: str, tools: str) -> str:
         return self._template.write(json.loads(head), json.loads(tools))
 
-    def _write(self, following: str, calls: str, tools: str, opened: bool) -> Sequel:
-        return self._template.sequel(json.loads(following), json.loads(calls), json.loads(tools), opened)
+    def _write(self, following: str, calls: str, tools: str, system: str, opened: bool) -> Sequel:
+        written = self._template.sequel(json.loads(following), json.loads(calls), json.loads(tools), opened)
+        plain, own = self._opening("[]", tools), self._opening(system, tools)
+        if opened and own != plain and written.rest.endswith(plain):
+            return replace(written, rest=written.rest.removesuffix(plain) + own)
+        return written
 
 
 class Inference:
