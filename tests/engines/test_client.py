@@ -434,3 +434,16 @@ def test_weights_that_servers_have_are_not_sent_again(make):
     for version in (0, 0, 1, 1, 1, 2):
         client.load(weights(1.0), version)
     assert [server.loads for server in servers] == [[0, 1, 2]] * 2
+
+
+def test_servers_that_answer_and_take_no_weights_end_the_run_with_a_sentence(make, monkeypatch):
+    class Choosy(Direct):
+        def load(self, weights: Path, version: int) -> None:
+            raise ServerFailure("500: there is no such folder")
+
+    monkeypatch.setattr("turnwise.engines.client._FIRST_PROBE_S", 0.01)
+    monkeypatch.setattr("turnwise.engines.client._SLOWEST_PROBE_S", 0.02)
+    client = make(Choosy("a"), Choosy("b"))
+    client.load(weights(1.0), 1)
+    with pytest.raises(ValueError, match=r"no server takes the weights, at last since 500: .* \(engine.weights\)"):
+        asyncio.run(client.generate(PROMPTS[0], GREEDY))
