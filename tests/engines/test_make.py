@@ -14,6 +14,7 @@ import torch
 from brains import STOP, hashed
 from fake_server import Fake
 from helpers import play_config
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from turnwise.config import Config
 from turnwise.engines.client import LLMServerClient
@@ -136,3 +137,22 @@ def test_a_recipe_is_checked_before_anything_starts(engine, words):
     with pytest.raises(ValueError) as caught:
         parse_config({"engine": engine})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_sglang_takes_no_experts_that_learn(tmp_path, frozen):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    }
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=50, **sizes, **heads)).requires_grad_(not frozen)
+    engine = {"use": "sglang", "urls": ["http://127.0.0.1:9"]}
+    if frozen:
+        assert isinstance(make([model], tmp_path, engine), LLMServerClient)
+    else:
+        with pytest.raises(ValueError, match="engine.use=sglang would leave out the weights of a mixture's experts"):
+            make([model], tmp_path, engine)
