@@ -26,7 +26,7 @@ def main() -> None:
 
     for number, request in enumerate(line.requests()):
         engine.load(model.state_dict(), number)  # forgets the prompts, which are the same in every round
-        seeds = (derive("sample", number, request) for request in count())  # or alike prompts would have alike replies
+        seeds = (derive("sample", number, place) for place in count())  # or alike prompts would have alike replies
         start = time.perf_counter()
         sampled = sum(asyncio.run(sample(prompts, seeds)) for prompts in job.parts(**request))
         line.answer(sampled=sampled, seconds=time.perf_counter() - start)

@@ -102,8 +102,9 @@ def rows_of(episodes: Episodes) -> list[Row]:
         if 1 < len(environments) == len(means):
             together = summarise([record for records in played.values() for record in records])
             turns = fmean(result.mean_turns for result in whole.values())
-            unlike = {"successes": None, "mean_return": None, "figures": {}}  # from one environment to another
-            overall = replace(together, **unlike, progression=mean_of(means), mean_turns=turns)
+            overall = replace(together, progression=mean_of(means), mean_turns=turns)
+            # Successes, returns and what is counted are not the same thing in two environments.
+            overall = replace(overall, successes=None, mean_return=None, figures={})
             rows.append(Row(player, OVERALL, "", overall))
     return rows
 

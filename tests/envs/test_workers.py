@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -484,10 +484,15 @@ class Endless:
     """Knows no end, or breaks at it."""
 
     actions = ("up", "down")
+    closed: ClassVar[list[bool]] = []
 
     def __init__(self, breaks: bool = False):
         if breaks:
-            self.close = lambda: 1 / 0
+            self.close = self._break
+
+    def _break(self) -> None:
+        self.closed.append(True)
+        raise RuntimeError("it is stuck")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return "here", {}
@@ -498,8 +503,10 @@ class Endless:
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_an_environment_that_cannot_be_closed_can_be_tried(breaks):
+    Endless.closed.clear()
     config = play_config(f"{__name__}:Endless", environment={"kwargs": {"breaks": breaks}})
     try_environment(config.environment, "Endless")
+    assert Endless.closed == [True] * breaks
 
 
 class Ruled(Endless):
