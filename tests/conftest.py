@@ -50,6 +50,13 @@ def collectors_are_closed(monkeypatch: pytest.MonkeyPatch):
         collector.close()
 
 
+@pytest.fixture(autouse=True)
+def failures_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    from turnwise import slot
+
+    monkeypatch.setattr(slot, "_LONGEST_PAUSE_S", 0.0)
+
+
 @pytest.fixture(params=["kernels", "modules"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Lines are read by our own kernels, or by the modules of transformers."""

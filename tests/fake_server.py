@@ -31,11 +31,12 @@ class Fake:
         logprobs_mode: str = "processed_logprobs",
         device: str = "cpu",
         extension: str = "turnwise_worker.Heads",
+        longest: int = 100_000,
         port: int = 0,
     ):
         self.wire, self.brain, self.fault, self.incremental = wire, brain, fault, incremental
         self.config = {
-            "model_config": {"logprobs_mode": logprobs_mode},
+            "model_config": {"logprobs_mode": logprobs_mode, "max_model_len": longest},
             "device_config": {"device": device},
             "parallel_config": {"worker_extension_cls": extension},
         }

@@ -22,8 +22,11 @@ from safetensors.torch import load_file, save_file
 
 import turnwise
 from turnwise.cli import main
+from turnwise.config import ModelConfig
 from turnwise.engines.make import local
+from turnwise.models import open_model, refuse_too_long
 from turnwise.recipe import load_config
+from turnwise.suite import load_suite
 from turnwise.trackers.tensorboard import TensorBoard
 from turnwise.train import Training
 
@@ -188,7 +191,8 @@ def test_what_no_chat_template_asks_for_is_refused(recipe: Path, capsys: Any) ->
 
 def test_prompts_and_replies_are_no_longer_than_the_model_can_read(recipe: Path, capsys: Any) -> None:
     longer = ["rollout.max_prompt_tokens=4000", "rollout.max_reply_tokens=97"]
-    for words in (["train", recipe], ["eval", "tiny", recipe], ["probe", "tiny", recipe]):
+    folder = yaml.safe_load(recipe.read_text())["model"]["path"]
+    for words in (["train", recipe], ["eval", folder, recipe], ["probe", folder, recipe]):
         told = refused(capsys, *words, *longer)
         assert "rollout.max_prompt_tokens=4000 and rollout.max_reply_tokens=97 are more than the 4096 tokens" in told
     assert run("train", recipe, *longer[:1], "rollout.max_reply_tokens=96", "steps=0", "warmup.w_epoch=0") == 0
@@ -341,6 +345,14 @@ def test_a_model_plays_whatever_the_blocks_of_a_suite_say(
 def test_each_block_of_a_suite_is_held_to_what_the_model_can_read(suite: Path, tiny_folder: Path, capsys: Any) -> None:
     error = refused(capsys, "eval", tiny_folder, "--suite", suite, "other.rollout.max_prompt_tokens=4000")
     assert "rollout.max_prompt_tokens=4000" in error and "4096" in error
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-games", "tiny-tools"])
+def test_what_is_embedded_can_read_what_suites_show(name: str) -> None:
+    model, _ = open_model(ModelConfig(path=name, device="cpu"))
+    for shipped in ("verlog", "balrog"):
+        for config in load_suite(shipped).values():
+            refuse_too_long(model, config.rollout)
 
 
 def test_a_run_brings_its_model_and_answer_format_to_a_suite(recipe: Path, suite: Path, capsys: Any) -> None:
@@ -609,6 +621,56 @@ def test_what_changes_speed_and_memory_alone_may_change_in_a_run(recipe: Path, c
     assert run("train", recipe, "warmup.w_epoch=0", "--resume", *other) == 0
     kept = load_config(recipe.parent / "run" / "config.yaml").update
     assert (kept.micro_tokens, kept.gradient_checkpointing) == (500, True)
+
+
+def test_what_messages_advise_may_change_in_a_run_and_is_written_down(recipe: Path, capsys: Any) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=2") == 0
+    advised = ["update.actor_lr=5e-4", "rollout.max_prompt_tokens=410", "environment.max_failures=20", "steps=3"]
+    assert run("train", recipe, "warmup.w_epoch=0", "--resume", *advised) == 0
+    folder = recipe.parent / "run"
+    assert load_config(folder / "config.yaml").update.actor_lr == 5e-4
+    changes = (folder / "changes.txt").read_text().splitlines()
+    assert len(changes) == 4 and all(line.startswith("from 000002-0000-0000 on: ") for line in changes)
+    assert "from 000002-0000-0000 on: update.actor_lr was 0.001, now is 0.0005" in changes
+    assert "goes on with changes: " in capsys.readouterr().out
+    assert figures(recipe, "step") == [1, 2, 3]
+    assert run("train", recipe, "warmup.w_epoch=0", "--resume", *advised) == 0
+    assert len((folder / "changes.txt").read_text().splitlines()) == 4
+
+
+def test_a_run_whose_schedule_knows_its_length_is_not_made_longer(recipe: Path, capsys: Any) -> None:
+    linear = ["train", recipe, "warmup.w_epoch=0", "update.lr_schedule=linear"]
+    assert run(*linear, "steps=1") == 0
+    assert "steps was 1, now is 2" in refused(capsys, *linear, "steps=2", "--resume")
+
+
+class Moody(Counting):
+    """Some of its levels break, but not in training."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.broken = type(self).breaks
+        return super().reset(seed=seed)
+
+    breaks = False
+
+
+def test_an_evaluation_that_cannot_be_played_does_not_end_the_training(
+    recipe: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    played = turnwise.train.evaluate
+
+    def evaluate(*given: Any, **more: Any) -> Any:
+        Moody.breaks = len(figures(recipe, "turns/reward")) > 0
+        try:
+            return played(*given, **more)
+        finally:
+            Moody.breaks = False
+
+    monkeypatch.setattr("turnwise.train.evaluate", evaluate)
+    keys = ["environment.id=test_cli:Moody", "warmup.w_epoch=0", "evaluation.every=1", "environment.max_failures=2"]
+    assert run("train", recipe, *keys) == 0
+    assert figures(recipe, "held_out/Moody/episodes") == [4]
+    assert capsys.readouterr().out.count("steps: not played, since environment test_cli:Moody") == 3
 
 
 def test_only_a_model_that_is_the_newest_is_offered_for_another_run(recipe: Path, capsys: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from turnwise.advantages.gae import DualGAE
-from turnwise.config import Config
+from turnwise.config import Config, WarmupConfig
 from turnwise.memory.window import Window
 from turnwise.parse import ThinkAct
 from turnwise.recipe import dump_config, find_shipped, load_config, parse_config
@@ -181,8 +181,9 @@ def test_what_no_recipe_can_say_is_refused_in_one_sentence():
 
 def test_one_file_may_stand_alone_and_a_tenth_of_it_is_held_out(load):
     config = load("agent: {use: tool}\ndata: {train: rows.csv}")
-    assert (config.data.train, config.data.held_out) == (["rows.csv"], 0.1)
-    assert load("agent: {use: tool}\ndata: {train: [a.csv, b.csv], test: c.csv}").data.held_out is None
+    assert (config.data.train, config.data.share_held_out) == (["rows.csv"], 0.1)
+    assert load("agent: {use: tool}\ndata: {train: rows.csv, held_out: 0.3}").data.share_held_out == 0.3
+    assert load("agent: {use: tool}\ndata: {train: [a.csv, b.csv], test: c.csv}").data.share_held_out is None
     assert Config().data is None and Config().reward is None
 
 
@@ -219,6 +220,16 @@ def test_without_a_critic_there_is_no_warm_up(load):
     for text in (CRITICLESS, CRITICLESS + "warmup: {w_epoch: 0}"):
         assert load(text).warmup.w_epoch == 0
     assert load("").warmup.w_epoch == 40  # the defaults are nobody's to change
+
+
+def test_what_follows_from_other_keys_is_not_kept_as_a_choice(load, tmp_path):
+    """A run is a recipe for others, whose keys may be swapped."""
+    free, rows = tmp_path / "free.yaml", tmp_path / "rows.yaml"
+    free.write_text(dump_config(load(CRITICLESS)))
+    other = load_config(free, ["model.critic=separate", "advantage=gae", "rollout.episodes=null"])
+    assert other.warmup == WarmupConfig()
+    rows.write_text(dump_config(load("agent: {use: tool}\ndata: {train: rows.csv}\nreward: {use: gsm8k}")))
+    assert load_config(rows, ["data.test=other.csv"]).data.share_held_out is None
 
 
 def test_an_agent_of_ones_own_may_heed_what_those_that_ship_do_not(load):
@@ -365,6 +376,14 @@ def test_an_argument_of_the_default_component_needs_no_use(load, override):
         (
             "model: {critic: none}\nadvantage: {use: grpo}\nrollout: {episodes: 1, group: 8}",
             ["kl.reward=0.001 is part of the returns", "set kl.reward=0", "advantage.divide_by_std=false"],
+        ),
+        (
+            "model: {critic: none}\nadvantage: reinforce_plus_plus_baseline\nrollout: {episodes: 1, group: 8}",
+            ["kl.reward=0.001 is part of the returns", "or update.whiten=false"],
+        ),
+        (
+            "model: {critic: none}\nadvantage: rloo\nrollout: {episodes: 1, group: 8}\nupdate: {whiten: true}",
+            ["kl.reward=0.001 is part of the returns", "or update.whiten=false"],
         ),
         (CRITICLESS + "warmup: {tolerance: 0.5}", ["warmup.tolerance=0.5 does nothing"]),
         (CRITICLESS + "update: {critic_lr: 1e-4}", ["update.critic_lr=0.0001 does nothing"]),

@@ -108,6 +108,24 @@ def test_episodes_that_return_the_same_by_other_rewards_tie(tiny, estimator, rew
     assert not credit.advantages.any()
 
 
+class Scribbling(DualGAE):
+    def __call__(self, streams):
+        for x in (streams.rewards, streams.values, streams.step_ends, streams.segment_ends):
+            x.zero_()
+        return Estimate(torch.zeros(len(streams.values)), torch.zeros(len(streams.values)))
+
+
+def test_an_estimator_may_write_into_what_it_is_given(tiny):
+    policy = Policy(tiny[0], "shared", reference=False)
+    batch = pack([segment(turn([1, 2], [3, 4]), turn([1, 5], [3]))])
+    scores = policy.score(batch, 100)
+    scores = replace(scores, values=scores.values + 1)
+    ends = batch.step_ends.clone(), batch.segment_ends.clone()
+    credit = assign_credit(batch, scores, Scribbling(), 0.0)
+    assert credit.old_values.any()
+    assert torch.equal(batch.step_ends, ends[0]) and torch.equal(batch.segment_ends, ends[1])
+
+
 # -- what an estimator answers
 
 

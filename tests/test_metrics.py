@@ -1,3 +1,5 @@
+import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -12,6 +14,16 @@ from turnwise.tally import Tally
 from turnwise.update import Credit
 
 # -- how turns were played
+
+
+@pytest.mark.parametrize(("told", "mean"), [(set(), 0.6), ({"goto"}, 0.3)])
+def test_progression_that_nobody_tells_is_none_where_success_is_told(told, mean):
+    won = segment(turn([1], [2]), task="goto", success=True)
+    assert won.outcome
+    won = replace(won, outcome=replace(won.outcome, progression=0.6))
+    figures = measure(Tally(0, 0, played=[won, segment(turn([1], [2]), task="goto", success=None)]), told)
+    assert figures["episodes/progression"] == mean
+
 
 SEGMENTS = [
     segment(
@@ -78,13 +90,21 @@ def test_invalid_texts_are_ranked_by_how_often_they_were_said():
 # -- recent success
 
 
-def finished(task: str, success: bool | None):
-    return segment(turn([1], [2]), task=task, success=success)
+levels = itertools.count()
+
+
+def finished(task: str, success: bool | None, seed: int | None = None):
+    """An episode, on a level of its own unless it is told which."""
+    return segment(turn([1], [2]), task=task, success=success, seed=next(levels) if seed is None else seed)
+
+
+def many(task: str, success: bool | None, count: int):
+    return [finished(task, success) for _ in range(count)]
 
 
 def test_recent_success_is_counted_a_task():
     recent = Recent(["goto", "open", "put"])
-    recent.add([finished("goto", True)] * 8 + [finished("goto", False)] * 2 + [finished("open", False)])
+    recent.add(many("goto", True, 8) + many("goto", False, 2) + [finished("open", False)])
     figures = recent.metrics()
     assert figures["success/goto"] == 0.8
     assert (figures["success/goto/low"], figures["success/goto/high"]) == wilson(8, 10)
@@ -100,21 +120,33 @@ def test_unfinished_episodes_and_those_without_a_verdict_do_not_count():
 
 def test_where_only_wins_are_told_the_other_episodes_are_lost():
     recent = Recent(["goto"])
-    recent.add([finished("goto", True), *[finished("goto", None)] * 3])
+    recent.add([finished("goto", True), *many("goto", None, 3)])
     assert recent.metrics()["success/goto"] == 0.25
+    recent.add(many("goto", None, RECENT))
+    assert recent.metrics()["success/goto"] == 0.0
+
+
+def test_what_a_group_has_in_common_makes_nobody_surer():
+    recent = Recent(["goto"])
+    for level in range(6):
+        recent.add([finished("goto", level < 3, level)] * 16)
+    figures = recent.metrics()
+    assert (figures["success/goto/low"], figures["success/goto/high"]) == wilson(3, 6)
+    recent.add([finished("goto", won, 6) for won in (True, True, False, False)])
+    assert recent.metrics()["success/goto"] == 0.5
 
 
 def test_old_outcomes_are_forgotten():
     recent = Recent(["goto"])
-    recent.add([finished("goto", False)] * 50 + [finished("goto", True)] * RECENT)
+    recent.add(many("goto", False, 50) + many("goto", True, RECENT))
     assert recent.metrics()["success/goto"] == 1.0
 
 
 def test_recent_success_survives_a_crash():
     recent, restored = Recent(["goto", "open"]), Recent(["goto", "open"])
-    recent.add([finished("goto", True), finished("goto", False), finished("open", True)])
-    restored.restore(recent.state())
-    assert restored.state() == recent.state() == {"goto": [True, False], "open": [True]}
+    recent.add([finished("goto", True, 5), finished("goto", False, 7), finished("open", True, 5)])
+    restored.restore(json.loads(json.dumps(recent.state())))
+    assert restored.told == recent.told == {"goto", "open"}
     assert restored.metrics() == recent.metrics()
 
 

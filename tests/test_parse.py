@@ -153,10 +153,28 @@ def test_the_thought_is_what_stands_before_the_action(text, thought, tail):
 
 def test_without_a_list_any_text_is_an_action():
     parser = ThinkAct(default="look")
-    action = parser.parse('THINK: hm\nACTION: Say "Hello_World".\nmore')
+    action = parser.parse('THINK: hm\nACTION: Say "Hello_World".\n')
     assert (action.text, action.status, action.thought) == ('Say "Hello_World".', "valid", "hm")
     assert parser.parse("ACTION: look around").status == "valid"
     assert (parser.parse("no marker").text, parser.parse("no marker").status) == ("look", "invalid")
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("ACTION:\n1 2 3\n4 5 6\n", "1 2 3\n4 5 6"),
+        ("THINK: so\nACTION: {\n  \"x\": [1]\n}", '{\n  "x": [1]\n}'),
+        ("ACTION:\n```python\nprint(1)\n```", "```python\nprint(1)\n```"),
+        ("ACTION: ) ] }", ") ] }"),
+        ("**ACTION: 42**", "42"),
+        ("**ACTION:** 42", "42"),
+        ("**ACTION:** 4**2**", "4**2**"),
+        ("_ACTION: go_", "go"),
+    ],
+)
+def test_without_a_list_all_that_follows_is_the_action(reply, action):
+    parsed = ThinkAct().parse(reply)
+    assert (parsed.text, parsed.status) == (action, "valid")
 
 
 markers = st.sampled_from(["ACTION:", "action :", "THINK:", "\n", "turn left", "move forward", "**", "_"])

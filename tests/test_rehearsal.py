@@ -50,6 +50,36 @@ def test_a_run_does_not_begin_with_one_that_does_not(keys, words, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+class Reading:
+    """Looks for what only episodes of its own task have, or is wrong everywhere."""
+
+    critic = groups = whiten = False
+
+    def __init__(self, fault: str):
+        self.fault = fault
+
+    def __call__(self, streams: Streams) -> Estimate:
+        (turn, *_) = streams.segments[0].turns
+        if self.fault == "key":
+            streams.segments[0].outcome.figures["environment/depth"]  # type: ignore[union-attr]
+        elif self.fault == "text":
+            int(turn.observation.text)
+        else:
+            undefined  # type: ignore[name-defined]  # noqa: B018, F821
+        raise AssertionError
+
+
+@pytest.mark.parametrize("fault", ["key", "text"])
+def test_what_only_real_episodes_have_is_not_asked_of_invented_ones(fault):
+    told = rehearse(Reading(fault), Config())
+    assert "Reading fails on 2 invented episodes" in told and "test_rehearsal.py, line" in told
+
+
+def test_what_is_wrong_with_any_episode_is_refused():
+    with pytest.raises(ValueError, match=r"Reading fails on 2 invented episodes \(NameError"):
+        rehearse(Reading("name"), Config())
+
+
 class Grouped:
     """Compares eight at a time, and knows the tasks."""
 

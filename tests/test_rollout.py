@@ -2032,6 +2032,41 @@ def test_a_memory_may_ask_side_by_side(renderer):
     assert {len([turn for turn in one.turns if turn.of_memory]) for one in segments} == {6}
 
 
+class Planning(Window):
+    """Asks before each prompt, and does not look for an answer that it has had."""
+
+    async def prompt(self, past: Any, turns: int, observation: Observation, ask: Any) -> list[Message]:
+        plan = await ask([{"role": "user", "content": f"{observation.text} Your plan?"}])
+        messages = await super().prompt(past, turns, observation, ask)
+        return [*messages[:-1], {"role": "user", "content": f"{plan}\n{messages[-1]['content']}"}]
+
+
+def test_a_memory_whose_prompt_is_too_long_has_the_answers_that_it_had(renderer):
+    engine = Scripted(renderer, lambda prompt, _: "Think." if "Your plan?" in prompt else "ACTION: add")
+    collector = Collector(long_config(50, {"use": f"{__name__}:Planning", "turns": 4}, e_len=8), renderer)
+    (segment,) = collector.collect(engine)
+    assert collector.tally.shortened_prompts > 2
+    assert [turn.of_memory for turn in segment.turns] == [True, False] * 8
+
+
+def test_a_memory_whose_answer_leaves_no_room_is_told_so(renderer):
+    engine = Scripted(renderer, lambda prompt, _: "word " * 99 if "Your plan?" in prompt else "ACTION: add")
+    memory = {"use": f"{__name__}:Planning", "turns": 4}
+    collector = Collector(long_config(50, memory, e_len=8, max_prompt_tokens=400), renderer)
+    with pytest.raises(ValueError, match=r"rollout\.max_prompt_tokens is 400"):
+        collector.collect(engine)
+    assert len(engine.prompts) == 1
+
+
+def test_what_no_memory_reads_is_not_kept_for_it(renderer):
+    """Of a long episode that shows all its turns, checkpoints would hold every prompt."""
+    collector = Collector(long_config(50, {"use": "full"}, e_len=6), renderer)
+    (segment,) = collector.collect(Scripted(renderer))
+    past = collector.state()[0]["agent"]["past"]
+    assert [turn["prompt_ids"] for turn in past] == [[]] * 6
+    assert [tuple(turn["generation"]["token_ids"]) for turn in past] == [t.generation.token_ids for t in segment.turns]
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [

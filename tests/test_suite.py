@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import play_config
+from helpers import Ladder, play_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def play(suite: Mapping[str, Config], path: Path) -> tuple[str, int]:
     """All players in a folder. Returns the lines as they were appended, and how many episodes were played."""
     played = []
     folder = Folder(path, protocol_of("moody", "", suite))
-    episodes = play_suite(suite, PLAYERS, folder, lambda *_: None, lambda: played.append(1))
+    episodes = play_suite(suite, PLAYERS, folder, lambda *_: None, lambda: played.append(1), lambda *_: None)
     appended = (path / "episodes.jsonl").read_text()
     folder.finish(episodes, files_of(rows_of(episodes), suite, []))
     return appended, len(played)
@@ -69,7 +69,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_each_player_plays_each_environment_on_the_same_levels():
     suite = ladders()
     begun = []
-    episodes = play_suite(suite, PLAYERS, None, lambda *told: begun.append(told), lambda: None)
+    episodes = play_suite(suite, PLAYERS, None, lambda *told: begun.append(told), lambda: None, lambda *_: None)
     assert list(episodes) == [(player, name) for player in PLAYERS for name in suite]
     assert [key for key, _, _ in begun] == [(player, name) for name in suite for player in PLAYERS]
     assert {told[1:] for told in begun} == {(10, 0)}
@@ -172,10 +172,31 @@ def test_a_damaged_line_is_named(tmp_path, line):
 def test_a_player_that_an_environment_lacks_is_left_out_unless_it_was_asked_for():
     suite = {"free": play_config("helpers:AnyCounter", environment={"kwargs": {"limit": 1}, "reward": "native"})}
     suite["free"].evaluation.episodes = 1
-    told = (lambda *_: None, lambda: None)
+    told = (lambda *_: None, lambda: None, lambda *_: None)
     assert list(play_suite(suite, PLAYERS, None, *told)) == [("moody", "free")]
     with pytest.raises(ValueError, match="free cannot be played by random"):
         play_suite(suite, OTHERS, None, *told)
+
+
+class Unfinished(Ladder):
+    """Has an expert only by name."""
+
+    def expert(self) -> str:
+        raise NotImplementedError
+
+
+def test_another_player_that_fails_takes_nothing_from_the_first():
+    environment = {"kwargs": {"partial": True}, "reward": "native", "max_failures": 2}
+    suite = {"one": play_config(f"{__name__}:Unfinished", environment=environment, evaluation={"episodes": 2})}
+    missed = []
+    told = (lambda *_: None, lambda: None, lambda *told: missed.append(told))
+    players = {**PLAYERS, **OTHERS}
+    episodes = play_suite(suite, players, None, *told)
+    assert [player for player, _ in episodes] == [name for name in players if name != "expert"]
+    ((key, why),) = missed
+    assert key == ("expert", "one") and "NotImplementedError" in why
+    with pytest.raises(ValueError, match="NotImplementedError"):
+        play_suite(suite, {"expert": OTHERS["expert"]}, None, *told)
 
 
 # -- what suites say

@@ -146,11 +146,16 @@ def critic_is_needed(config: Config) -> None:
             f"advantage.use={use} compares episodes of the same level, and rollout.group=1 plays each level once, "
             "so nothing would be learned; set rollout.group=8"
         )
-    if getattr(estimator, "divide_by_std", False) and config.kl.reward:
+    whitened = estimator.whiten if config.update.whiten is None else config.update.whiten
+    scaled = [
+        *(["advantage.divide_by_std"] if getattr(estimator, "divide_by_std", False) else []),
+        *(["update.whiten"] if estimator.groups and whitened else []),
+    ]
+    if scaled and config.kl.reward:
         raise ValueError(
             f"kl.reward={config.kl.reward} is part of the returns whose spread advantage.use={use} divides by: where "
             "episodes tie it would be all there is, at full size; set kl.reward=0 and, say, kl.loss=0.001, or "
-            "advantage.divide_by_std=false"
+            f"{' and '.join(f'{key}=false' for key in scaled)}"
         )
     if config.model.critic == "none":
         why = "model.critic is none; leave out what a critic alone heeds"

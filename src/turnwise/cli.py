@@ -298,7 +298,10 @@ def _play(player: str, trained: Path | None, suite: Mapping[str, Config], folder
         def begin(key: tuple[str, str], episodes: int, known: int) -> None:
             progress.reset(bar, total=episodes, completed=known, description=escape(" on ".join(key)))
 
-        return play_suite(suite, players, folder, begin, lambda: progress.advance(bar))
+        def missed(key: tuple[str, str], why: str) -> None:
+            progress.console.print(f"{' on '.join(key)} is left out: {why}", markup=False)
+
+        return play_suite(suite, players, folder, begin, lambda: progress.advance(bar), missed)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from turnwise.agents.shared import Shared
 from turnwise.batch_loop import BatchLoop
 from turnwise.config import Config
-from turnwise.data import drawn, fingerprint
+from turnwise.data import Data, drawn, fingerprint
 from turnwise.failures import first_of
 from turnwise.groups import filter_groups
 from turnwise.protocols import Codec, Engine, Pausable
@@ -154,9 +154,9 @@ class Collector:
                 slot.episode.number = newest
 
     @property
-    def left_out(self) -> int:
-        """Training samples that are never played, since a test sample has the same prompt."""
-        return self._shared.data.shared if self.config.data else 0
+    def data(self) -> Data | None:
+        """None where environments are played."""
+        return self._shared.data if self.config.data else None
 
     def close(self) -> None:
         """Let go of the episodes under way and of the environments."""

@@ -95,6 +95,11 @@ class DataConfig(Keys):
     def _one_may_stand_alone(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @property
+    def share_held_out(self) -> float | None:
+        """Of the prompts of training rows; None where there are test rows."""
+        return None if self.test or self.generate else 0.1 if self.held_out is None else self.held_out
+
     @model_validator(mode="after")
     def _one_source(self) -> DataConfig:
         if bool(self.train) == (self.generate is not None):
@@ -103,8 +108,6 @@ class DataConfig(Keys):
             raise ValueError("data.test does nothing beside data.generate, which makes test rows too; leave it out")
         if self.held_out is not None and (self.test or self.generate):
             raise ValueError(f"data.held_out={self.held_out} does nothing where there are test rows; leave it out")
-        if self.held_out is None and not (self.test or self.generate):
-            self.held_out = 0.1
         for kind, part in (("data.generate", self.generate), ("data.convert", self.convert)):
             if part is not None:
                 part.make(kind)

@@ -13,6 +13,7 @@ from itertools import count, islice
 from turnwise.agents.shared import Shared
 from turnwise.collector import play_all
 from turnwise.config import Config
+from turnwise.data import Data
 from turnwise.episodes import Record
 from turnwise.players import Model, Player
 from turnwise.protocols import Codec, Engine
@@ -65,12 +66,13 @@ def evaluate(
     player: Player,
     finished: Callable[[Record, str], object] = lambda *_: None,
     known: Sequence[Record] = (),
+    data: Data | None = None,
 ) -> list[Record]:
     """Play `evaluation.episodes` held-out episodes of each task, less those already `known`.
 
     Of data there are fewer where rows fail and none is left to play instead.
 
-    `finished` hears of each new one as it ends, and of some of a model's (`log.transcript_every`) what was said.
+    `data` are the samples, if somebody has them already. `finished` hears of each new one as it ends, and of some of a model's (`log.transcript_every`) what was said.
     All are returned, known ones too, in order of task and level.
     """
     records = list(known)
@@ -81,7 +83,7 @@ def evaluate(
         records.append(record)
         finished(record, text)
 
-    slots = _play(config, player, known, finish)
+    slots = _play(config, player, known, finish, data)
     if not records:
         raise ValueError(f"no test row could be played ({slots[0].tally.last_failure})")
     tasks = config.tasks
@@ -96,7 +98,11 @@ def play_held_out(
 
 
 def _play(
-    config: Config, player: Player, known: Sequence[Record], finished: Callable[[Course, Slot], object]
+    config: Config,
+    player: Player,
+    known: Sequence[Record],
+    finished: Callable[[Course, Slot], object],
+    data: Data | None = None,
 ) -> list[Slot]:
     config = player.rules(config)
     free = asyncio.Semaphore(config.evaluation.slots)
@@ -108,7 +114,7 @@ def _play(
                     await slot.play_episodes(engine, 1)
                     finished(course, slot)
 
-    with closing(Shared(config, config.evaluation.slots)) as shared:
+    with closing(Shared(config, config.evaluation.slots, data)) as shared:
         samples = _held_out(config, shared)
         courses = [course for course in _courses(config, known, samples) if course.quota]
         seats = [player.sit(config, course, shared) for course in courses]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
+from sys import intern
 
 from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of, unread_call
 from turnwise.types import CalledFunction, Message
@@ -38,7 +39,8 @@ class Exact:
         head = messages[: replies[0]] if replies else messages
         if not head:
             raise ValueError("a conversation cannot begin with a sampled reply; put what was asked before it")
-        shown, told = json.dumps(tools), json.dumps([*takewhile(lambda one: one["role"] == "system", messages)])
+        system = [*takewhile(lambda one: one["role"] == "system", messages)]
+        shown, told = intern(json.dumps(tools)), intern(json.dumps(system))  # in as many keys as there are replies
         exchanges = [
             (messages[here].get("token_ids", ()), self.sequel(messages[here], messages[here + 1 : there], shown, told))
             for here, there in pairwise([*replies, len(messages)])

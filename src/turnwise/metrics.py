@@ -1,7 +1,9 @@
 """What we look at: named means over tokens, turns and episodes."""
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,46 +16,53 @@ from turnwise.tally import Tally
 from turnwise.types import Segment
 from turnwise.update import Credit
 
-RECENT = 100  # episodes of each task over which the running success is taken
+RECENT = 100  # levels of each task over which the running success is taken
 
 
 class Recent:
-    """The newest outcomes of each task."""
+    """The newest outcomes of each task, by level: what the episodes of a group have in common is no evidence twice."""
 
     def __init__(self, tasks: Sequence[str]):
-        self.verdicts: dict[str, deque[bool | None]] = {task: deque(maxlen=RECENT) for task in tasks}
+        self.told = set[str]()  # tasks of which success was told: where it is not, there was none
+        self._won: dict[str, dict[int, list[bool]]] = {task: {} for task in tasks}  # of each level, by its seed
 
     def add(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
             if segment.outcome is not None:
-                self.verdicts[segment.task].append(segment.outcome.success)
+                success, levels = segment.outcome.success, self._won[segment.task]
+                if success is not None:
+                    self.told.add(segment.task)
+                levels.setdefault(segment.seed, []).append(bool(success))
+                if len(levels) > RECENT:
+                    del levels[next(iter(levels))]
 
     def metrics(self) -> dict[str, float]:
-        """Where success is told of some episodes, of the others it is not told because there was none."""
+        """The mean over levels, and its interval as if each level were one trial."""
         figures = {}
-        for task, verdicts in self.verdicts.items():
-            if any(verdict is not None for verdict in verdicts):
-                wins = sum(map(bool, verdicts))
-                low, high = wilson(wins, len(verdicts))
+        for task, levels in self._won.items():
+            if task in self.told and levels:
+                wins = sum(map(fmean, levels.values()))
+                low, high = wilson(wins, len(levels))
                 figures |= {
-                    f"success/{task}": wins / len(verdicts),
+                    f"success/{task}": wins / len(levels),
                     f"success/{task}/low": low,
                     f"success/{task}/high": high,
                 }
         return figures
 
-    def state(self) -> dict[str, list[bool | None]]:
-        return {task: list(verdicts) for task, verdicts in self.verdicts.items()}
+    def state(self) -> dict[str, Any]:
+        return {"told": sorted(self.told), "won": {task: list(levels.items()) for task, levels in self._won.items()}}
 
-    def restore(self, state: dict[str, list[bool | None]]) -> None:
-        for task, verdicts in state.items():
-            self.verdicts[task].extend(verdicts)
+    def restore(self, state: dict[str, Any]) -> None:
+        self.told |= {*state.get("told", ())}
+        for task, levels in state.get("won", {}).items():
+            self._won[task] = {seed: list(won) for seed, won in levels}
 
 
-def measure(tally: Tally) -> dict[str, float]:
+def measure(tally: Tally, told: Set[str] = frozenset()) -> dict[str, float]:
     """How the turns of a batch were played, and the means of what agents counted, over the episodes that ended.
 
-    What an agent did not count in an episode is 0 there.
+    What an agent did not count in an episode is 0 there; so is progression in tasks of which success was `told`.
     """
     segments = tally.played
     turns = [turn for segment in segments for turn in segment.turns]
@@ -80,8 +89,9 @@ def measure(tally: Tally) -> dict[str, float]:
     if outcomes:
         figures["episodes/return"] = sum(outcome.episode_return for outcome in outcomes) / len(outcomes)
         figures["episodes/turns"] = sum(outcome.turns for outcome in outcomes) / len(outcomes)
-        if told := [outcome.progression for outcome in outcomes if outcome.progression is not None]:
-            figures["episodes/progression"] = sum(told) / len(told)
+        ended = [(segment.task, segment.outcome.progression) for segment in segments if segment.outcome is not None]
+        if done := [progression or 0.0 for task, progression in ended if task in told or progression is not None]:
+            figures["episodes/progression"] = fmean(done)
         names = {name: None for outcome in outcomes for name in outcome.figures}  # in the order of the first mention
         for name in names:
             figures[name] = sum(outcome.figures.get(name, 0.0) for outcome in outcomes) / len(outcomes)

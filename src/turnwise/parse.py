@@ -16,10 +16,10 @@ _EDGES = " \t\"'`*_.,;:!?()[]{}<>“”‘’«»"  # noqa: RUF001
 
 @dataclass(frozen=True)
 class ThinkAct:
-    """Reads the first line after the last ACTION: marker.
+    """Reads what follows the last ACTION: marker.
 
-    Legal actions are matched without regard to case, quotes, markup, underscores and end punctuation; anything else
-    becomes the default action. With no list of actions, any text is legal.
+    Legal actions are matched with the first line of it, without regard to case, quotes, markup, underscores and end
+    punctuation; anything else becomes the default action. With no list of actions, all of it is the action.
     """
 
     actions: Sequence[str] = ()
@@ -41,14 +41,21 @@ class ThinkAct:
     def parse(self, text: str) -> Action:
         marker = max(_MARKER.finditer(text), key=lambda found: found.start(), default=None)
         start = marker.start() if marker else len(text)
-        lines = text[marker.end() :].splitlines() if marker else []
-        said = next((line.strip() for line in lines if line.strip(_EDGES)), "")
+        said = "" if marker is None else self._said(marker[0], text[marker.end() :])
         thought = _THINK.sub("", text[:start]).strip()
         action, status = self._meaning(said)
         return Action(action, status, said, thought, start)
 
     def format(self, thought: str, action: str) -> str:
         return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
+
+    def _said(self, marker: str, rest: str) -> str:
+        if self.actions:
+            return next((line.strip() for line in rest.splitlines() if line.strip(_EDGES)), "")
+        opened, closed = re.split("action", marker, flags=re.IGNORECASE)
+        said = rest.strip()
+        # Markup may close after the action, and is none of it.
+        return said if closed.strip(" \t\r\n:") else said.removesuffix(opened[::-1]).rstrip()
 
     def _meaning(self, said: str) -> tuple[str, Status]:
         if not self.actions:

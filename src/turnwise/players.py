@@ -94,6 +94,8 @@ def random_player(config: Config) -> Player | None:
 
     async def choose(slot: Slot) -> str:
         actions = gym_of(slot).host.offer.actions
+        if not actions:
+            raise ValueError(f"{slot.task} lists no actions, so nobody plays it at random")
         return actions[derive("random player", slot.episode.seed, slot.episode.turns) % len(actions)]
 
     offer = _offer(config)

@@ -114,9 +114,13 @@ class Policy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """The actor as a Hugging Face folder `model`; where only an adapter was trained, that too, as `adapter`."""
-        self.actor.save_pretrained(folder / "model", state_dict=dict(self.weights()))
         if self.adapters is not None:
             self.adapters.save("actor", folder / "adapter")
+            # One by one, since a GPU may have no room for all of them beside the model.
+            weights = {name: weight.cpu() for name, weight in self.weights().items()}
+        else:
+            weights = self.actor.state_dict()
+        self.actor.save_pretrained(folder / "model", state_dict=weights)
 
     def checkpoint_activations(self) -> None:
         """Hold less between forward and backward pass, and compute it again."""

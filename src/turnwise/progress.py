@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Progress:
     seconds: float = 0.0  # of work, over all sessions
     lines: int = 0  # of metrics.jsonl
     traces: int = 0  # of episodes
-    recent: dict[str, list[bool | None]] = field(default_factory=dict)
+    recent: dict[str, Any] = field(default_factory=dict)  # outcomes
 
 
 class Clock:

@@ -42,9 +42,10 @@ class Memory(Protocol):
     async def prompt(self, past: Sequence[Turn], index: int, observation: Observation, ask: Ask) -> list[Message]:
         """The messages of the next turn.
 
-        `past` holds the last `span` turns of this episode (with those that the memory asked for among them),
-        `index` counts the environment's turns so far. `await ask(messages)` consults the model: question and
-        answer become a turn of reward 0, which is trained like any other.
+        `past` holds the last `span` turns of this episode (with those that the memory asked for among them), their
+        prompts and log-probs aside, `index` counts the environment's turns so far. `await ask(messages)` consults
+        the model: question and answer become a turn of reward 0, which is trained like any other. A prompt that is too
+        long is asked for again with fewer turns in `past`; questions have the answers that they had.
         """
         ...
 

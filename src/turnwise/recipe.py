@@ -112,7 +112,7 @@ def find_shipped(kind: Literal["recipe", "suite"], name: str | Path) -> Path:
 
 def dump_config(config: Config) -> str:
     """As YAML that reads back as the same configuration."""
-    tree = config.model_dump()
+    tree = config.model_dump(exclude={"warmup"} if config.model.critic == "none" else None)  # what is no choice
     try:
         return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:  # given in Python

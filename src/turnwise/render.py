@@ -3,6 +3,7 @@
 What was sampled is never tokenised again: its ids are spliced into the rendered conversation.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -46,7 +47,8 @@ class Renderer:
         if history not in ways:
             raise ValueError(f"history is {history!r}; choose exact or template")
         self._show = ways[history]
-        self._encode = lru_cache(maxsize=2**16)(self._tokenise)
+        self._encode = lru_cache(maxsize=2**16)(self._packed)
+        self._encode_head = lru_cache(maxsize=2**12)(self._packed)  # a short memory makes a new one in every turn
         self._vocabulary = lru_cache(maxsize=1)(tokenizer.get_vocab)  # which some make anew each time
         self._length = lru_cache(maxsize=None)(lambda token: len(self.text([token])))
         known = (*self._template.ends, tokenizer.eos_token_id, *ends)
@@ -64,7 +66,7 @@ class Renderer:
                 "describe them in the system message, and give none to the renderer"
             )
         head, exchanges = self._show(messages, tools)
-        ids = list(self._encode(head))
+        ids = list(self._encode_head(head))
         for sampled, sequel in exchanges:
             ids += sampled
             ids += self._context(sampled, sequel)
@@ -72,7 +74,7 @@ class Renderer:
 
     def end(self, reply: Message) -> tuple[int, ...]:
         """What the template writes after the last reply of a conversation, the sampled ids apart."""
-        return self._context(reply.get("token_ids", ()), self._exact.sequel(reply, opened=False))
+        return tuple(self._context(reply.get("token_ids", ()), self._exact.sequel(reply, opened=False)))
 
     def whole(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
         """What the template alone makes of a conversation, no sampled ids in it.
@@ -90,7 +92,7 @@ class Renderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a piece of text by itself."""
-        return self._encode(text)
+        return tuple(self._encode(text))
 
     def markup(self, texts: Sequence[str]) -> dict[int, str]:
         """Those of the texts that are one token each, by their ids."""
@@ -118,7 +120,7 @@ class Renderer:
                 break
         return len(token_ids) - known
 
-    def _context(self, sampled: Sequence[int], sequel: Sequel) -> tuple[int, ...]:
+    def _context(self, sampled: Sequence[int], sequel: Sequel) -> Sequence[int]:
         """The text after a reply, which the template closes if the model did not."""
         if sampled[-1] == sequel.close_id or sampled[-1] in self._template.ends:
             return self._encode(sequel.rest)
@@ -126,6 +128,10 @@ class Renderer:
         if sampled[-1] in self.stop_ids:  # some models end by the token with which the next turn begins
             text = text.removeprefix(str(self.tokenizer.convert_ids_to_tokens(sampled[-1])))
         return self._encode(text)
+
+    def _packed(self, text: str) -> "array[int]":
+        """In a tenth of the room that a tuple takes: tens of thousands are kept."""
+        return array("i", self._tokenise(text))
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         # Not verbose: a long text is measured against the limit of the recipe, with a sentence of its own.

@@ -87,10 +87,13 @@ def _progression(records: Sequence[Record]) -> Interval | None:
     return rate(sum(told), len(told)) if all_or_nothing else bootstrap(told)
 
 
-def rows_of(episodes: Episodes) -> list[Row]:
-    """Each player's tasks and environments, and for who played in all of these what they amount to together."""
+def rows_of(episodes: Episodes, told: Set[EnvironmentTask] = frozenset()) -> list[Row]:
+    """Each player's tasks and environments, and for who played in all of these what they amount to together.
+
+    Success is `told` in these tasks, as other episodes have shown, even if none of these tells it.
+    """
     rows, environments = [], {environment for _, environment in episodes}
-    told = tasks_told(episodes)
+    told = told | tasks_told(episodes)
     episodes = {key: [judged(key[1], record, told) for record in records] for key, records in episodes.items()}
     for player in dict.fromkeys(player for player, _ in episodes):
         played = {environment: records for (who, environment), records in episodes.items() if who == player}
@@ -121,6 +124,7 @@ def held_out_figures(rows: Sequence[Row]) -> dict[str, float]:
         if result.mean_return is not None:
             figures[f"{name}/return"] = result.mean_return
         figures[f"{name}/turns"] = result.mean_turns
+        figures[f"{name}/episodes"] = result.episodes
     return figures
 
 

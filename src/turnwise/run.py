@@ -5,7 +5,7 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from turnwise.tally import Transcript
 from turnwise.types import Segment
 
 _SEGMENTS = TypeAdapter(list[Segment])
-_FREE = ("update.micro_tokens", "update.gradient_checkpointing")  # keys of speed and memory, which may change meanwhile
+# Keys, or groups of them, that may change while a run stands still: they decide neither what its weights and slots are
+# nor what is played next, and its messages advise some of them.
+_FREE = (
+    *("update.micro_tokens", "update.gradient_checkpointing", "update.actor_lr", "update.critic_lr", "model.precision"),
+    *("rollout.max_prompt_tokens", "environment.timeout_s", "environment.max_failures", "reward.timeout_s"),
+    *("engine", "evaluation", "checkpoint"),
+)
 
 
 class Run:
@@ -28,7 +34,8 @@ class Run:
     versions.json   what it was made with         transcripts/    every n-th episode, readable
     checkpoints/    to go on from                 model/          the trained policy, a Hugging Face folder
     traces.jsonl    what episodes did, and        mlflow.db       the same for MLflow, where the recipe wants them
-    lock            held while somebody trains here
+    changes.txt     keys that were changed when   lock            held while somebody trains here
+                    the run was resumed
     """
 
     def __init__(self, config: Config, resume: bool):
@@ -37,11 +44,14 @@ class Run:
         self.checkpoints = self.folder / "checkpoints"
         self.metrics = self.folder / "metrics.jsonl"
         self._config = self.folder / "config.yaml"
+        self.changes: list[str] = []  # of keys, since the run stood still
         if resume:
             if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
             before, now = read_tree(self._config), tree_of(config)
-            changed = [line for line in differences(before, now) if line.split()[0] not in _FREE]
+            differing = differences(before, now)
+            free = [*_FREE, "steps"] if now["update"]["lr_schedule"] == "constant" else _FREE  # others know the length
+            changed = [line for line in differing if not _is_of(line.split()[0], free)]
             if not changed and list(before["environment"]["tasks"]) != list(now["environment"]["tasks"]):
                 changed = ["environment.tasks stood in another order, by which slots are dealt their tasks"]
             if changed:
@@ -49,6 +59,7 @@ class Run:
                     f"{self.folder} is a run of another configuration ({'; '.join(changed[:3])}); give the same one, "
                     f"or begin another run{self._with_its_model()}"
                 )
+            self.changes = differing
         elif checkpoint.newest(self.checkpoints) is not None:
             raise ValueError(f"{self.folder} holds a run already; go on with --resume, or choose another run=FOLDER")
         if not is_writable(self.folder):
@@ -59,7 +70,7 @@ class Run:
         model, newest = self.folder / "model" / "config.json", checkpoint.newest(self.checkpoints)
         if not model.is_file() or (newest is not None and model.stat().st_mtime < newest.stat().st_mtime):
             return ": run=FOLDER"
-        return f" with what it learned: run=FOLDER model.path={model.parent}"
+        return f" with what it learned: run=FOLDER model.path={model.parent} seed=N, another one, for other levels"
 
     def hold(self) -> None:
         """Make the folder, and keep other processes from writing to it as long as this one lives."""
@@ -83,7 +94,11 @@ class Run:
         files.write(self._config, dump_config(config).encode())
 
     def go_on(self, config: Config) -> None:
-        """Write down what was changed meanwhile."""
+        """Write down what was changed meanwhile, and where."""
+        if self.changes:
+            newest = checkpoint.newest(self.checkpoints)
+            with (self.folder / "changes.txt").open("a", encoding="utf-8") as stream:
+                stream.writelines(f"from {newest.stem if newest else 'the start'} on: {line}\n" for line in self.changes)
         if read_tree(self._config) != tree_of(config):
             files.write(self._config, dump_config(config).encode())
 
@@ -135,6 +150,11 @@ class Run:
     def save(self, name: str, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
         checkpoint.save(self.checkpoints, name, tensors, state)
         checkpoint.prune(self.checkpoints, keep)
+
+
+def _is_of(key: str, groups: Sequence[str]) -> bool:
+    """Whether it is one of these keys, or stands in one of these groups."""
+    return any(f"{key}.".startswith(f"{group}.") for group in groups)
 
 
 def is_writable(folder: Path) -> bool:

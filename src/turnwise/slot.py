@@ -49,6 +49,7 @@ class Episode:
 
 
 _EPISODE = TypeAdapter(Episode)
+_LONGEST_PAUSE_S = 30.0
 
 
 class Slot:
@@ -173,6 +174,8 @@ class Slot:
             raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
         self._asking.clear()
+        if self._failures > 2:
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (self._failures - 5)))  # what it lacks may come back
 
     async def _run(self) -> Ending:
         """The end to which the agent brings the episode."""

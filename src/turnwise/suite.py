@@ -74,11 +74,13 @@ def play_suite(
     folder: Folder | None,
     begin: Callable[[Key, int, int], object],
     finished: Callable[[], object],
+    missed: Callable[[Key, str], object],
 ) -> Episodes:
     """The episodes of each player in each environment, in this order, those included that the folder holds already.
 
     The first player must be able to play everywhere; the others are left out where they cannot. `begin` hears whose
-    turn it is, of how many episodes in all and how many are known; `finished` hears of each new one.
+    turn it is, of how many episodes in all and how many are known; `finished` hears of each new one; `missed` hears
+    who failed, and of what.
     """
     episodes = dict(folder.episodes) if folder else {}
 
@@ -93,7 +95,13 @@ def play_suite(
             if player is not None:
                 known = episodes.get(key, [])
                 begin(key, config.evaluation.episodes * len(config.tasks), len(known))
-                episodes[key] = evaluate(config, player, keep, known)
+                try:
+                    episodes[key] = evaluate(config, player, keep, known)
+                except ValueError as error:
+                    if name == next(iter(players)):
+                        raise
+                    episodes.pop(key, None)
+                    missed(key, str(error))
             elif name == next(iter(players)) and config.data:
                 raise ValueError(f"rows of data are played by models alone, and not by {name}")
             elif name == next(iter(players)):

@@ -80,7 +80,7 @@ class Training:
             self.policy.checkpoint_activations()
         self.optimizers = Optimizers(self.policy, config.update)
         self.advantage: Advantage = config.advantage.make("advantage")
-        rehearse(config.advantage.make("advantage"), config)  # another one: what it sees is none of the run's
+        untried = rehearse(config.advantage.make("advantage"), config)  # another one: it sees nothing of the run's
         with ExitStack() as refused:
             self.collector = refused.enter_context(closing(Collector(config, renderer)))
             self.recent = Recent(config.tasks)
@@ -95,10 +95,14 @@ class Training:
             self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
             refused.pop_all()  # all is well: whoever trains closes them
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
+        if untried:
+            self.view.say(untried)
+        if self.run.changes:
+            self.view.say(f"goes on with changes: {'; '.join(self.run.changes)}")
         if lost:
             self.view.say(f"{lost} environments did not come back as they were; they begin new episodes")
-        if self.collector.left_out:
-            self.view.say(f"{self.collector.left_out} training samples are left out: they are test samples too")
+        if self.collector.data and self.collector.data.shared:
+            self.view.say(f"{self.collector.data.shared} training samples are left out: they are test samples too")
 
     def collect(self, clock: Clock) -> list[Segment]:
         """Play one batch with the actor as it is now."""
@@ -184,7 +188,7 @@ class Training:
         turns = sum(segment.acted for segment in tally.played)
         progress.turns += turns
         progress.seconds += clock.total()
-        figures = {"turns": progress.turns, **self.recent.metrics(), **measure(tally), **stats}
+        figures = {"turns": progress.turns, **self.recent.metrics(), **measure(tally, self.recent.told), **stats}
         figures |= {f"time/{name}_s": seconds for name, seconds in clock.laps.items()}
         self.traces.tell(tally.traces, progress.step)
         progress.traces = self.traces.told
@@ -204,12 +208,20 @@ class Training:
         """Play held-out levels with the actor as it is now, by an engine of its own: others have replies under way."""
         engine = LocalEngine(self.policy.actor, self.renderer.stop_ids, self.policy.precision)
         engine.load(self.policy.weights(), self.progress.step)
-        rows = rows_of({("actor", "held out"): evaluate(self.config, Model(engine, self.renderer))})
+        try:
+            records = evaluate(self.config, Model(engine, self.renderer), data=self.collector.data)
+        except ValueError as error:  # of a scorer that is down, or of one level: training goes on without
+            if not self.progress.step:
+                raise
+            self.view.say(f"held out, after {self.progress.step} steps: not played, since {error}")
+            return
+        told = {("held out", task) for task in self.recent.told}
+        rows = rows_of({("actor", "held out"): records}, told)
         figures = held_out_figures(rows)
         self.log({"phase": "evaluation", "step": self.progress.step, **figures})
         self.track(figures)
-        told = "  ".join(f"{row.task} {row.result}" for row in rows if row.task)
-        self.view.say(f"held out, after {self.progress.step} steps: {told}")
+        results = "  ".join(f"{row.task} {row.result}" for row in rows if row.task)
+        self.view.say(f"held out, after {self.progress.step} steps: {results}")
 
     def track(self, figures: Mapping[str, float]) -> None:
         for tracker in self.trackers:

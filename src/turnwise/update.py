@@ -47,10 +47,10 @@ def assign_credit(
     streams = Streams(
         batch.segments,
         batch.rewards - kl_coefficient * kl,
-        scores.values,
+        scores.values.clone(),  # an estimator may write into what it is given
         scores.bootstraps,
-        batch.step_ends,
-        batch.segment_ends,
+        batch.step_ends.clone(),
+        batch.segment_ends.clone(),
     )
     estimate = advantage(streams)
     _refuse_surprises(advantage, estimate, len(kl))

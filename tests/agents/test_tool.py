@@ -118,6 +118,17 @@ def test_a_call_is_answered_and_the_answer_judged(renderer):
     assert segment.turns[0].action and segment.turns[0].action.status == "valid"
 
 
+def in_parts(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
+    """All of them earned, which in floating point is a little less than 1."""
+    return 0.7 + 0.2 + 0.1
+
+
+def test_a_reward_of_parts_is_a_success_where_all_were_earned(renderer):
+    ((segment,), *_) = play(renderer, ["#### 7"], reward={"use": f"{__name__}:in_parts"})
+    assert in_parts("", "", "", {}) < 1
+    assert segment.outcome and segment.outcome.success is True
+
+
 def test_a_wrong_answer_is_no_success(renderer):
     ((segment,), *_) = play(renderer, ["#### 7"])
     outcome = segment.outcome

@@ -32,7 +32,15 @@ def test_two_files_are_the_two_splits(write):
     data = load_data(DataConfig(train=train, test=[write("c.jsonl", NUMBERS[5:7])]))
     assert prompts(data.train) == [f"number {n}" for n in range(5)]
     assert [sample.index for sample in data.train] == [0, 1, 2, 3, 4]
-    assert (prompts(data.test), data.shared) == (["number 5", "number 6"], 0)
+    assert (sorted(prompts(data.test)), data.shared) == (["number 5", "number 6"], 0)
+
+
+def test_what_is_tested_first_is_of_all_files_however_they_are_sorted(write):
+    train, one, other = write("a.jsonl", NUMBERS[:1]), write("b.jsonl", NUMBERS[1:200]), write("c.jsonl", NUMBERS[200:])
+    data, again = (load_data(DataConfig(train=[train], test=files)) for files in ([one, other], [other, one]))
+    assert prompts(data.test) == prompts(again.test) and len(data.test) == 399
+    early = sum(int(prompt.split()[1]) < 200 for prompt in prompts(data.test)[:100])
+    assert 30 < early < 70
 
 
 def test_what_is_tested_is_not_trained_on(write):
@@ -43,7 +51,7 @@ def test_what_is_tested_is_not_trained_on(write):
 def test_a_share_is_held_out_by_the_prompt_alone(write):
     config = DataConfig(train=[write("a.jsonl", NUMBERS + NUMBERS[:50])])
     data = load_data(config)
-    assert config.held_out == 0.1
+    assert config.share_held_out == 0.1
     assert 20 <= len(set(prompts(data.test))) <= 60
     assert not set(prompts(data.train)) & set(prompts(data.test))
     assert len(data.train) + len(data.test) == 450

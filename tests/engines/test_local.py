@@ -323,6 +323,20 @@ def test_what_prompts_that_arrive_together_have_in_common_is_read_once(watched, 
         assert_same(reply, alone(engine, prompt, sampling))
 
 
+def test_prompts_that_are_too_many_for_one_pass_are_read_in_several(watched, monkeypatch):
+    monkeypatch.setattr(local, "_PASS", 100)
+    requests = [(prompt, Sampling(4, seed=number)) for number, prompt in enumerate(PROMPTS)]
+    read: list[int] = []
+    hook = watched.model.get_decoder().register_forward_pre_hook(lambda _, given: read.append(given[0].numel()))
+    replies = together(watched, requests)
+    hook.remove()
+    assert max(read) <= max(100, *map(len, PROMPTS)) < sum(map(len, PROMPTS))
+    watched.load({}, 1)
+    monkeypatch.setattr(local, "_PASS", 10**6)
+    for reply, again in zip(replies, together(watched, requests), strict=True):
+        assert_same(reply, replace(again, policy_version=0))
+
+
 def test_a_conversation_goes_on_in_its_own_row(watched):
     """So the cache does not grow with the turns of an episode."""
     engine = watched

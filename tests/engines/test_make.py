@@ -28,7 +28,8 @@ PROMPT = (1, 2, 3)
 
 
 def make(tiny: Any, tmp_path: Path, engine: dict[str, Any]) -> Engine:
-    config = parse_config({"run": str(tmp_path / "run"), "engine": engine})
+    rollout = {"max_prompt_tokens": 40, "max_reply_tokens": 24}
+    config = parse_config({"run": str(tmp_path / "run"), "engine": engine, "rollout": rollout})
     return make_engine(config, tiny[0], frozenset([STOP]), nullcontext())
 
 
@@ -84,7 +85,8 @@ def python(tmp_path: Path) -> Path:
 
 
 def test_a_server_is_started_killed_and_started_again_with_the_newest_weights(tiny, tmp_path, python):
-    options = {"max-model-len": 64, "enforce-eager": True}
+    known = {"stream-interval": [1, 2], "hf-overrides": {"a": False}, "enable-prefix-caching": False}
+    options = {"max-model-len": 64, "enforce-eager": True, **known}
     engine = make(tiny, tmp_path, {"use": "vllm", "launch": 1, "python": str(python), "options": options})
     assert isinstance(engine, LLMServerClient)
     engine.load({"weight": torch.tensor(3.0)}, 1)
@@ -93,6 +95,7 @@ def test_a_server_is_started_killed_and_started_again_with_the_newest_weights(ti
     pid, _, told = (tmp_path / "notes").read_text().strip().partition(" ")
     port = url.rpartition(":")[2]
     flags = f"--port {port}", "--host 127.0.0.1", "--dtype float32", "--no-enable-chunked-prefill"
+    flags = (*flags, "--stream-interval 1 2 ", '--hf-overrides {"a": false} ', "--no-enable-prefix-caching ")
     for flag in (*flags, "--max-model-len 64", "--enforce-eager "):
         assert flag in f"{told} "
     os.kill(int(pid), signal.SIGKILL)

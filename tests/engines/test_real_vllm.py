@@ -36,6 +36,7 @@ class Bench:
             run=str(folder),
             model={"path": "tiny", "precision": "fp32", "device": "cpu"},
             engine={**engine, "options": OPTIONS},
+            rollout={"max_prompt_tokens": 480, "max_reply_tokens": LENGTH},
         )
         self.model, tokenizer = open_model(config.model)
         renderer, precision = Renderer(tokenizer), arithmetic("fp32", self.model.device)

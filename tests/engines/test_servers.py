@@ -16,6 +16,7 @@ import torch
 from brains import STOP
 from fake_server import Fake
 from safetensors.torch import load_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from turnwise.engines.client import LLMServerClient
 from turnwise.engines.in_vllm.turnwise_worker import Heads
@@ -272,6 +273,13 @@ def test_a_vllm_that_would_answer_wrongly_is_refused(fakes, connect, options, wo
         client.load(weights(1.0), 1)
 
 
+def test_a_vllm_that_reads_less_than_the_recipe_allows_is_refused(fakes):
+    fake = fakes("vllm", longest=1500)
+    with pytest.raises(ValueError, match=r"reads 1500 tokens at most .*allow together, 1536; let it read as many"):
+        VLLMServer(fake.url, frozenset([STOP]), 1536).load(Path("weights"), 1)
+    VLLMServer(fake.url, frozenset([STOP]), 1500).load(Path("weights"), 1)
+
+
 def test_beside_a_processor_vllm_needs_no_extension(fakes, connect):
     client = connect(fakes("vllm", device="cuda", extension=""))
     client.load(weights(1.0), 1)
@@ -334,6 +342,18 @@ def test_weights_are_written_whole_once_and_alone(tmp_path):
     assert folder.newest == newest and left == ["000020", "7b-of-the-user"]
     read = load_file(newest / "model.safetensors")
     assert set(read) == {"embed", "norm"} and torch.equal(read["embed"], table)
+
+
+def test_servers_get_weights_by_the_names_of_a_checkpoint(tmp_path):
+    """Which transformers changes when it opens one, and puts all experts into one tensor."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MixtralConfig(vocab_size=32, intermediate_size=8, num_local_experts=4, **sizes)
+    model = MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path / "saved")
+    sent = load_file(WeightsFolder(tmp_path, model=model).write(model.state_dict(), 1) / "model.safetensors")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert set(sent) == set(saved) != set(model.state_dict())
+    assert all(torch.equal(sent[name], saved[name]) for name in saved)
 
 
 @pytest.mark.parametrize("wire", WIRES)

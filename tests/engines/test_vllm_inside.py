@@ -57,6 +57,7 @@ class FakeAsyncLLM:
         self.arguments = arguments
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.errored = self.closed = False
+        self.model_config = SimpleNamespace(max_model_len=arguments.get("max_model_len", 100_000))
         self.weight, self.salts, self.asked, self.called, self.left = 0.0, set[str](), [], list[str](), 0
 
     @classmethod
@@ -133,7 +134,9 @@ def fake(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def engine(fake, tiny, tmp_path):
     told = {"use": "vllm_inside", "options": {"max-model-len": 512}, "wait_s": 20}
-    made = make_engine(parse_config({"run": str(tmp_path), "engine": told}), tiny[0], frozenset([STOP]), nullcontext())
+    rollout = {"max_prompt_tokens": 500, "max_reply_tokens": 12}
+    config = parse_config({"run": str(tmp_path), "engine": told, "rollout": rollout})
+    made = make_engine(config, tiny[0], frozenset([STOP]), nullcontext())
     assert isinstance(made, LLMServerClient)
     yield made
     made.close()
@@ -154,6 +157,12 @@ def test_ids_and_log_probs_come_through_batch_after_batch(fake, engine):
             assert reply.logprobs == tuple(-token / 100 - 0.01 for token in reply.token_ids)
             assert reply.finish_reason == ("stop" if reply.token_ids[-1] == STOP else "length")
             assert reply.policy_version == 1
+
+
+def test_one_that_reads_less_than_the_recipe_allows_is_refused(fake):
+    with pytest.raises(ValueError, match=r"vLLM reads 512 tokens at most .*allow together, 513"):
+        VLLMInside("model", "float32", "cpu", frozenset([STOP]), {"max-model-len": 512}, 513)
+    assert fake.made[-1].closed
 
 
 def test_it_is_begun_as_the_trainer_s_model_is(fake, engine, tiny):

@@ -276,6 +276,34 @@ def test_actions_that_may_be_others_the_next_time_are_refused(pools, kind):
         Host(config.environment, "Listed", pools("inline"))
 
 
+class Changing(gymnasium.Env[str, str]):
+    """Lists what is legal now, from the first reset on or always."""
+
+    def __init__(self, early: bool, late: bool):
+        self.late, self.turns = late, 0
+        if early:
+            self.actions = ["look"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if not self.late:
+            self.actions = ["look", "open"]
+        return "a door", {}
+
+    def step(self, action: str) -> Any:
+        self.actions = ["enter"]
+        return "a hall", 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("early", "late"), [(True, True), (True, False), (False, False)])
+def test_actions_that_are_others_by_now_are_refused(early, late):
+    kwargs = {"early": early, "late": late}
+    config = play_config(f"{__name__}:Changing", environment={"kwargs": kwargs})
+    environment = CheckedEnvironment(config.environment, "Changing")
+    with pytest.raises(ValueError, match=r"the actions of .*:Changing were .*; list all that there ever are, or leave"):
+        environment.reset(0)
+        environment.step("look")
+
+
 @pytest.mark.parametrize("workers", KINDS)
 def test_an_environment_is_made_played_asked_and_closed_in_one_thread(pools, workers, tmp_path):
     config = play_config("strange:Threaded", environment={"kwargs": {"log": str(tmp_path / "log")}})

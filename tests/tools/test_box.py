@@ -282,6 +282,27 @@ def test_a_samples_arguments_reach_the_methods_that_name_them():
     assert rewards == {"tool": 2.0}
 
 
+class Submission(Counter):
+    """Wants to be called."""
+
+    async def calc_reward(self, instance_id):
+        return 1.0 if self.counts[instance_id] else -0.5
+
+
+@pytest.mark.parametrize(("calls", "reward"), [([], -0.5), ([call()], 1.0)])
+def test_a_tool_that_judges_the_episode_is_asked_though_nobody_called_it(calls, reward):
+    tool = Submission()
+
+    async def episode() -> Any:
+        async with Toolset([tool, Counter("other")]).open("e1") as box:
+            if calls:
+                await box.run(calls)
+            return await box.final_rewards()
+
+    assert asyncio.run(episode()) == {"tool": reward}
+    assert tool.events == ["create e1/tool", "release e1/tool"]
+
+
 def test_both_published_conventions_of_create_work():
     seen: list[Any] = []
 
@@ -385,6 +406,40 @@ def test_limits_of_calls_at_the_same_time(config: dict[str, Any], most: int):
 
     asyncio.run(batch())
     assert peak == most
+
+
+def test_the_limit_holds_for_creation_release_and_rewards_too():
+    running, peak = 0, 0
+
+    async def busy() -> None:
+        nonlocal running, peak
+        running, peak = running + 1, max(peak, running + 1)
+        await asyncio.sleep(0.001)
+        running -= 1
+
+    class Costly(Counter):
+        async def create(self, instance_id=None):
+            await busy()
+            return await super().create(instance_id)
+
+        async def calc_reward(self, instance_id):
+            await busy()
+            return 0.0
+
+        async def release(self, instance_id):
+            await busy()
+
+    tools = Toolset([Costly(eager_create=True, max_concurrency=2)])
+
+    async def episode(name: str) -> None:
+        async with tools.open(name) as box:
+            await box.final_rewards()
+
+    async def batch() -> None:
+        await asyncio.gather(*(episode(f"e{n}") for n in range(8)))
+
+    asyncio.run(batch())
+    assert peak == 2
 
 
 def test_serial_calls_are_made_in_the_order_written():

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
+from itertools import count
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
@@ -21,13 +22,13 @@ class Standing:
     """Where an episode stands: all that must survive a crash."""
 
     observation: Observation
-    past: list[Turn] = field(default_factory=list)  # what the memory may read
+    past: list[Turn] = field(default_factory=list)  # what the memory may read, without prompts and log-probs
     actions: list[str] = field(default_factory=list)  # all that were played: they bring the environment back
     left_out: int = 0  # of the past, the oldest turns for which the newest prompt had no room
 
 
 _STANDING = TypeAdapter(Standing)
-AskIds = Callable[[tuple[int, ...]], Awaitable[str]]  # of a question in ids, the reply
+AskIds = Callable[[tuple[int, ...], int], Awaitable[str]]  # of a question, the n-th before this turn, the reply
 
 
 class Gym:
@@ -69,11 +70,14 @@ class Gym:
     async def _turn(self, session: Session, standing: Standing) -> Ending | None:
         """Play one turn; the episode's end, if this was its last."""
         observation = standing.observation
+        told: dict[int, str] = {}  # what the memory was answered: where its prompt is too long, it is written again
 
-        async def ask(question: tuple[int, ...]) -> str:
-            turn = await self._consult(session, observation, question)
-            self._record(session, standing, turn)
-            return turn.text
+        async def ask(question: tuple[int, ...], number: int) -> str:
+            if number not in told:
+                turn = await self._consult(session, observation, question)
+                self._record(session, standing, turn)
+                told[number] = turn.text
+            return told[number]
 
         prompt, shortened = await self._prompt(standing, ask)
         generation = await session.generate(prompt)
@@ -140,7 +144,7 @@ class Gym:
     async def _fit(self, standing: Standing, start: int, ask: AskIds) -> tuple[tuple[int, ...], int]:
         """The prompt without as few of the oldest turns as can be, and how many these are, sought from `start` on.
 
-        What a memory is told on the way is of the past at once, so that it need not ask again.
+        What a memory is told on the way is of the past at once, and what it asks again has the same answer.
         """
         past, prompt, tokens, left_out = standing.past, None, 0, start
         while prompt is None:
@@ -174,8 +178,10 @@ class Gym:
                 raise _TooLong(len(prompt))
             return prompt
 
+        numbers = count()
+
         async def ask_fitting(messages: list[Message]) -> str:
-            return await ask(fitting(messages))
+            return await ask(fitting(messages), next(numbers))
 
         writing = self.memory.prompt(past, len(standing.actions), standing.observation, ask_fitting)
         if not isawaitable(writing):
@@ -195,7 +201,7 @@ class Gym:
     def _record(self, session: Session, standing: Standing, turn: Turn) -> None:
         session.record(turn)
         past = standing.past
-        past.append(turn)
+        past.append(_spared(turn))
         if self.memory.span is not None:
             while past and sum(not turn.of_memory for turn in past) > self.memory.span:
                 past.pop(0)
@@ -237,8 +243,13 @@ def _is_of(action: Any, text: str) -> bool:
     return known and isinstance(action.start, int) and 0 <= action.start <= len(text)
 
 
-async def _halt(question: tuple[int, ...]) -> str:
+async def _halt(question: tuple[int, ...], number: int) -> str:
     raise _Asked(question)
+
+
+def _spared(turn: Turn) -> Turn:
+    """Without what no memory reads and every checkpoint would hold: a long episode has a long prompt in each turn."""
+    return replace(turn, prompt_ids=(), generation=replace(turn.generation, logprobs=(), versions=()))
 
 
 class _TooLong(Exception):

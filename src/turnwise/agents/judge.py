@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from turnwise.groups import ROUNDING
 from turnwise.protocols import Session, Setting
 from turnwise.rewards import Reward
 from turnwise.types import Ending, Message, Sample
@@ -42,4 +43,4 @@ class Judge:
         session.reward(score.value)
         for name, value in score.metrics.items():
             session.count(f"reward/{name}", value)
-        return Ending((), success=score.value >= 1, progression=min(max(score.value, 0.0), 1.0))
+        return Ending((), success=score.value >= 1 - ROUNDING, progression=min(max(score.value, 0.0), 1.0))

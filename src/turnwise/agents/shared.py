@@ -15,11 +15,11 @@ T = TypeVar("T")
 class Shared:
     """Made once a run, closed at its end."""
 
-    def __init__(self, config: Config, environments: int):
-        """`environments`: how many there may be at once."""
+    def __init__(self, config: Config, environments: int, data: Data | None = None):
+        """`environments`: how many there may be at once. `data`: the samples, if somebody has read them already."""
         self._config = config
         self.workers = Workers(config.environment, environments)
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, Any] = {"data": data} if data else {}
         self.asked: set[str] = set()  # since somebody cleared it, under which names
 
     def once(self, name: str, make: Callable[[], T]) -> T:

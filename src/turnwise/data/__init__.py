@@ -27,23 +27,25 @@ class Data:
 
 
 def load_data(config: DataConfig) -> Data:
-    """Read, convert and split. Every mistake is a ValueError of one sentence that names the file and the row."""
-    train = list(_samples(config, "train"))
-    if config.held_out is None:
+    """Read, convert, split, and shuffle what is tested. Every mistake is a ValueError of one sentence that names the file and the row."""
+    train, share = list(_samples(config, "train")), config.share_held_out
+    if share is None:
         test = list(_samples(config, "test"))
     else:
-        test = [sample for sample in train if _held_out(sample, config.held_out)]
+        test = [sample for sample in train if _held_out(sample, share)]
         if len(test) in (0, len(train)):
             raise ValueError(
-                f"data.held_out={config.held_out} of {len(train)} samples leaves {len(test)} to test on; "
+                f"data.held_out={share} of {len(train)} samples leaves {len(test)} to test on; "
                 "name test rows in data.test, or change the share"
             )
-        train = [sample for sample in train if not _held_out(sample, config.held_out)]
+        train = [sample for sample in train if not _held_out(sample, share)]
     tested = {_asked(sample) for sample in test}
     kept = tuple(sample for sample in train if _asked(sample) not in tested)
     for split, samples in (("train", kept), ("test", test)):
         if not samples:
             raise ValueError(f"data holds no {split} samples whose prompt is in no other split; check data.{split}")
+    # An evaluation plays the first of them, and files may stand in the order of their sources, or of difficulty.
+    test.sort(key=lambda sample: derive("test order", _asked(sample)))
     return Data(kept[: config.max_samples], tuple(test), len(train) - len(kept))
 
 

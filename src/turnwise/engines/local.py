@@ -31,6 +31,7 @@ from turnwise.types import Generation, Sampling
 
 _WORTH = 32  # tokens that somebody need not read, if another reads them first
 _PATIENCE = 8  # passes that a prompt waits at most, for others to be read with it
+_PASS = 2**16  # tokens of prompts that are read at once, since what layers compute of them takes memory
 _COMPANY = 3  # requests under way for each that waits, up to which prompts are read at once
 
 
@@ -183,8 +184,21 @@ class LocalEngine:
             arrived.sort(key=lambda one: len(one.begun))  # those of like length are read together
             first = len(self._running)
             self._running += arrived  # at once, so that they hear of it if this fails
-            prompts = [self._cache.admit(request.begun) for request in arrived]
-            self._sample(first, [()] * len(arrived), self._read(first, prompts))
+            while first < len(self._running):
+                prompts = self._admit(self._running[first:])
+                self._sample(first, [()] * len(prompts), self._read(first, prompts))
+                first += len(prompts)
+
+    def _admit(self, requests: Sequence[_Request]) -> list[Sequence[int]]:
+        """What the first of these have still to read, of as many as one pass has room for."""
+        prompts: list[Sequence[int]] = []
+        tokens = 0
+        for request in requests:
+            tokens += len(request.begun)
+            if prompts and tokens > _PASS:
+                break
+            prompts.append(self._cache.admit(request.begun))
+        return prompts
 
     def _first_readers(self) -> tuple[list[_Request], list[_Request]]:
         """Who reads a prompt now, and who waits until another has read what both begin with."""

@@ -34,6 +34,7 @@ class Trained:
     stop_ids: frozenset[int]
     precision: AbstractContextManager[object]
     folder: Path  # for what servers read and write
+    tokens: int  # of the longest prompt and its reply
 
     @property
     def kind(self) -> torch.dtype:
@@ -47,7 +48,9 @@ def make_engine(
     config: Config, model: PreTrainedModel, stop_ids: frozenset[int], precision: AbstractContextManager[object]
 ) -> Engine:
     """The engine of a run; one that samples elsewhere has the model's weights after the first `load`."""
-    return config.engine.make("engine", trained=Trained(model, stop_ids, precision, Path(config.run) / "engine"))
+    tokens = config.rollout.max_prompt_tokens + config.rollout.max_reply_tokens
+    folder = Path(config.run) / "engine"
+    return config.engine.make("engine", trained=Trained(model, stop_ids, precision, folder, tokens))
 
 
 def local(trained: Trained) -> Engine:
@@ -83,11 +86,12 @@ def vllm(
         raise ValueError(
             "engine.options and engine.python and engine.start_s do nothing for servers at engine.urls; leave them out"
         )
-    servers: list[VLLMServer] = [VLLMServer(url, trained.stop_ids) for url in urls]
+    about = trained.stop_ids, trained.tokens
+    servers: list[VLLMServer] = [VLLMServer(url, *about) for url in urls]
     try:
         for number in range(launch):
             log = trained.folder / f"vllm-{number}.log"
-            servers.append(start(*_shape(trained), trained.stop_ids, log, python, options or {}))
+            servers.append(start(*_shape(trained), *about, log, python, options or {}))
         for server in servers[len(urls) :]:
             server.wait(start_s)
         return _client(servers, trained, weights, timeout_s, max_failures, wait_s)
@@ -108,7 +112,7 @@ def vllm_inside(
     """vLLM without a server, where the trainer's own environment has it. `options` are vLLM's engine arguments."""
     from turnwise.engines.vllm_inside import VLLMInside
 
-    inside = VLLMInside(*_shape(trained), trained.stop_ids, options or {})
+    inside = VLLMInside(*_shape(trained), trained.stop_ids, options or {}, trained.tokens)
     return _client([inside], trained, weights, timeout_s, max_failures, wait_s)
 
 
@@ -139,7 +143,7 @@ def sglang(
         raise ValueError("engine.urls is empty; give the address of a server, such as [http://127.0.0.1:30000]")
     if any(".experts." in name and one.requires_grad for name, one in trained.model.named_parameters()):
         raise ValueError(
-            "engine.use=sglang would leave out the weights of a mixture's experts, whose names it does not know; set "
+            "engine.use=sglang is untried with a mixture whose experts learn, and leaves out what it does not know; set "
             "engine.use=vllm or engine.use=local, or train adapters (model.lora)"
         )
     servers = [SGLangServer(url, trained.stop_ids) for url in urls]
@@ -153,4 +157,4 @@ def _client(
     from turnwise.engines.weights import WeightsFolder
 
     folder = Path(weights) / _name(trained.folder.parent) if weights else trained.folder / "weights"
-    return LLMServerClient(servers, WeightsFolder(folder, trained.kind), timeout_s, max_failures, wait_s)
+    return LLMServerClient(servers, WeightsFolder(folder, trained.kind, trained.model), timeout_s, max_failures, wait_s)

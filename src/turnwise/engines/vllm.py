@@ -4,6 +4,7 @@
 anybody tells them: such a server belongs on the loopback interface.
 """
 
+import json
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -47,6 +48,15 @@ def parameters(sampling: Sampling, stop_ids: frozenset[int]) -> dict[str, Any]:
     }
 
 
+def refuse_too_short(who: str, longest: int, tokens: int) -> None:
+    """A ValueError where vLLM would cut replies short, or refuse prompts, that the recipe allows."""
+    if longest < tokens:
+        raise ValueError(
+            f"{who} reads {longest} tokens at most (max-model-len), fewer than rollout.max_prompt_tokens and "
+            f"rollout.max_reply_tokens allow together, {tokens}; let it read as many, or lower one of them"
+        )
+
+
 def finish_of(name: str, reason: str | None) -> Finish | None:
     """What ended a reply; None while it goes on."""
     if reason is not None and reason not in _FINISH:
@@ -57,10 +67,12 @@ def finish_of(name: str, reason: str | None) -> Finish | None:
 class VLLMServer:
     """The server at an address, such as http://127.0.0.1:8000."""
 
-    def __init__(self, url: str, stop_ids: frozenset[int], launched: Launched | None = None):
+    def __init__(self, url: str, stop_ids: frozenset[int], tokens: int = 0, launched: Launched | None = None):
+        """`tokens` is how many the longest prompt and its reply may have together."""
         self._http = Http(url)
         self.name = self._http.url
         self._stop_ids = stop_ids
+        self._tokens = tokens
         self._launched = launched
         self._on_a_processor: bool | None = None  # None: not asked yet
         self._loaded = False
@@ -110,7 +122,7 @@ class VLLMServer:
         told = self._http.get("/server_info?config_format=json")
         with understanding(self.name, _KIND):
             config = told["vllm_config"]
-            mode = config["model_config"]["logprobs_mode"]
+            mode, longest = (config["model_config"][key] for key in ("logprobs_mode", "max_model_len"))
             device = config["device_config"]["device"]
             extension = config["parallel_config"]["worker_extension_cls"]
         if mode != LOGPROBS:
@@ -118,6 +130,7 @@ class VLLMServer:
                 f"the server at {self.name} scores tokens as {mode}, at another temperature than it samples at; "
                 f"start it with --logprobs-mode {LOGPROBS}"
             )
+        refuse_too_short(f"the server at {self.name}", longest, self._tokens)
         if device == "cpu" and extension != _EXTENSION:
             raise ValueError(
                 f"the server at {self.name} runs on a processor, where vLLM keeps the old weights of tied heads; "
@@ -135,8 +148,24 @@ class VLLMServer:
             self._launched.close()
 
 
+def _flag(name: str, value: Any) -> list[str]:
+    """Of a command line, as vLLM reads switches, groups of keys and lists."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, Mapping):
+        return [f"--{name}", json.dumps(value)]
+    return [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+
+
 def start(
-    model: str, dtype: str, device: str, stop_ids: frozenset[int], log: Path, python: str, options: Mapping[str, Any]
+    model: str,
+    dtype: str,
+    device: str,
+    stop_ids: frozenset[int],
+    tokens: int,
+    log: Path,
+    python: str,
+    options: Mapping[str, Any],
 ) -> VLLMServer:
     """Start a server on a loopback port, which is not ready yet. `options` are its command line's, without dashes."""
     if chosen := {"host", "port"} & options.keys():
@@ -158,7 +187,7 @@ def start(
     }
     command = [python, "-m", "vllm.entrypoints.openai.api_server"]
     for name, value in flags.items():
-        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        command += _flag(name, value)
     path = os.pathsep.join([str(_EXTENSION_AT), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
-    return VLLMServer(f"http://127.0.0.1:{port}", stop_ids, Launched(command, log, variables))
+    return VLLMServer(f"http://127.0.0.1:{port}", stop_ids, tokens, Launched(command, log, variables))

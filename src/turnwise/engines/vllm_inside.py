@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Any
 
 from turnwise.engines.servers import Piece, ServerFailure, make_piece
-from turnwise.engines.vllm import LOGPROBS, finish_of, parameters
+from turnwise.engines.vllm import LOGPROBS, finish_of, parameters, refuse_too_short
 from turnwise.types import Sampling
 
 _EXTENSION = "turnwise.engines.in_vllm.turnwise_worker.Heads"
@@ -35,8 +35,13 @@ class VLLMInside:
 
     name = "the trainer's side"
 
-    def __init__(self, model: str, dtype: str, device: str, stop_ids: frozenset[int], options: Mapping[str, Any]):
-        """`options` are further engine arguments. Returns once the engine is ready, which may take minutes."""
+    def __init__(
+        self, model: str, dtype: str, device: str, stop_ids: frozenset[int], options: Mapping[str, Any], tokens: int = 0
+    ):
+        """`options` are further engine arguments, `tokens` how many the longest prompt and its reply have together.
+
+        Returns once the engine is ready, which may take minutes.
+        """
         self._on_a_processor = device == "cpu"
         self._stop_ids = stop_ids
         self._arguments = {
@@ -61,6 +66,7 @@ class VLLMInside:
         self._reaper: subprocess.Popen[bytes] | None = None
         try:
             self._start()
+            refuse_too_short("vLLM", self._engine.model_config.max_model_len, tokens)
         except BaseException as error:
             self.close()
             if isinstance(error, ServerFailure):

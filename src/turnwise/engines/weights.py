@@ -10,6 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 _OURS = re.compile(r"\d{6,}(\.draft)?")  # the user's folder may hold what is not
 
@@ -17,9 +19,11 @@ _OURS = re.compile(r"\d{6,}(\.draft)?")  # the user's folder may hold what is no
 class WeightsFolder:
     """Where servers find the newest weights, in the precision that they sample in; all must see the same path."""
 
-    def __init__(self, folder: Path, kind: torch.dtype = torch.float32):
+    def __init__(self, folder: Path, kind: torch.dtype = torch.float32, model: PreTrainedModel | None = None):
+        """Weights have the names that checkpoints of this `model` have; or those under which they come."""
         self.folder = folder.absolute()
         self._kind = kind
+        self._model = model
         self.newest: Path | None = None
 
     def write(self, weights: Mapping[str, Tensor], version: int) -> Path:
@@ -27,8 +31,11 @@ class WeightsFolder:
         target, draft = self.folder / f"{version:06}", self.folder / f"{version:06}.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
+        named = _untied(weights, self._kind)
+        if self._model is not None:  # transformers has renamed some, and made one tensor of all experts
+            named = {name: one.contiguous() for name, one in revert_weight_conversion(self._model, named).items()}
         try:
-            save_file(_untied(weights, self._kind), draft / "model.safetensors", metadata={"format": "pt"})
+            save_file(named, draft / "model.safetensors", metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"weights for servers cannot be written to {draft}: {error}") from error
         for old in self.folder.iterdir():

@@ -107,12 +107,11 @@ class CheckedEnvironment:
             once = isinstance(offered, Iterator) or (callable(offered) and not isinstance(offered, Iterable))
             if once or isinstance(offered, (str, set, frozenset)):  # a set has another order in each process
                 raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be a list of texts")
-            listed = list(offered) if isinstance(offered, Iterable) else []
-            textual = all(isinstance(action, str) for action in listed)
-            distinct = textual and len({*listed}) == len(listed)
+            self._listed = _texts(offered)
+            distinct = self._listed is not None and len({*self._listed}) == len(self._listed)
             if isinstance(offered, (list, tuple, range)) and not distinct and not config.actions:
                 raise ValueError(f"the actions of {config.id} are {offered!r:.200}; they must be texts, each one once")
-            self.actions: list[str] = (listed if textual else []) or [*config.actions]
+            self.actions: list[str] = [*(self._listed or config.actions)]
             self.default_action: str = self._attribute("default_action") or config.default_action
         for key, own in (("actions", self.actions), ("default_action", self.default_action)):
             if (asked := getattr(config, key)) and asked != own:
@@ -140,7 +139,9 @@ class CheckedEnvironment:
     def reset(self, seed: int) -> Observation:
         with _blamed():
             observation, info = _tuple("reset", self.environment.reset(seed=seed), "observation, info")
-            return self._observe(observation, info)
+            shown = self._observe(observation, info)
+        self._refuse_other_actions()
+        return shown
 
     def step(self, action: str) -> Feedback:
         with _blamed():
@@ -163,6 +164,7 @@ class CheckedEnvironment:
                 raise EnvironmentFailure(f"its info['figures'] is {told!r:.80}, not a dict of numbers by name")
             figures = {str(name): _number(f"info['figures'][{name!r}]", value) for name, value in told.items()}
             shown = self._observe(observation, info)
+        self._refuse_other_actions()
         if self.config.reward == "binary":
             reward = self._verdict(success) if terminated or truncated else 0.0
         return Feedback(shown, reward, terminated, truncated and not terminated, success, progression, figures)
@@ -206,6 +208,16 @@ class CheckedEnvironment:
             raise EnvironmentFailure(f"its observation has {characters:,} characters, more than {MAX_CHARACTERS:,}")
         return shown
 
+    def _refuse_other_actions(self) -> None:
+        """What is legal is asked once, when the environment is made: who plays, and what reads replies, go by that."""
+        with _blamed():
+            now = _texts(self._attribute("actions"))
+        if now != self._listed:
+            raise ValueError(
+                f"the actions of {self.config.id} were {self._listed!r:.80}, and are {now!r:.80} after a reset or a "
+                "turn; list all that there ever are, or leave `actions` out, and name the legal ones in the text"
+            )
+
     def _verdict(self, success: bool | None) -> float:
         if success is None:
             raise ValueError(
@@ -220,6 +232,12 @@ class CheckedEnvironment:
         while (found := getattr(layer, name, None)) is None and isinstance(layer, gymnasium.Wrapper):
             layer = layer.env
         return found
+
+
+def _texts(offered: Any) -> list[str] | None:
+    """The actions that an environment lists as texts; None where it lists none, or what they are is its own affair."""
+    listed = list(offered) if isinstance(offered, Iterable) and not isinstance(offered, Iterator) else []
+    return listed if all(isinstance(action, str) for action in listed) else None
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class TextWorld(gymnasium.Env[dict[str, str], str]):
         return self._observe(state.description), {}
 
     def step(self, action: str) -> tuple[dict[str, str], float, bool, bool, dict[str, Any]]:
-        state, score, over = self._game.step(action)
+        state, score, over = self._game.step(action.strip().partition("\n")[0])  # two lines would be two commands
         self._turns += 1
         reward, self._score = float(score - self._score), score
         info = {"success": bool(state.won), "progression": 1.0 if state.won else score / self._best}

@@ -6,6 +6,7 @@ do not survive a fork; what crosses the pipe is a configuration, a few words and
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import queue
@@ -54,7 +55,7 @@ class Workers:
             number = min(config.processes or os.cpu_count() or 1, environments)
             try:
                 for _ in range(number):
-                    self._processes.append(_Process(config.timeout_s))
+                    self._processes.append(_Process(config.timeout_s, config.id.rpartition(":")[0]))
             except EnvironmentFailure as failure:
                 self.close()
                 raise ValueError(
@@ -163,9 +164,10 @@ class _Process:
     next newcomer then gets a new child.
     """
 
-    def __init__(self, timeout_s: float):
+    def __init__(self, timeout_s: float, module: str):
         self.tenants = 0
         self._timeout_s = timeout_s
+        self._module = module  # of its environments
         self._calls: queue.SimpleQueue[tuple[Tenant, str, tuple[Any, ...], Future[Any]] | None] = queue.SimpleQueue()
         self._child: BaseProcess | None = None
         self._life = 0  # counts the children
@@ -218,7 +220,7 @@ class _Process:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        child = context.Process(target=_live, args=(theirs,), daemon=True)
+        child = context.Process(target=_live, args=(theirs, self._module), daemon=True)
         try:
             child.start()
         except OSError as error:
@@ -261,7 +263,7 @@ def _kill(child: BaseProcess) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _live(pipe: Connection) -> None:
+def _live(pipe: Connection, module: str) -> None:
     """A child's life: answer calls until the pipe is closed."""
     os.setpgid(0, 0)  # so that what its environments start goes with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the parent, which decides when to end
@@ -269,6 +271,9 @@ def _live(pipe: Connection) -> None:
     homes: dict[int, _Home] = {}
     with contextlib.suppress(EOFError, OSError):
         pipe.send((None, None))
+        with contextlib.suppress(Exception, SystemExit):  # of which whoever makes an environment hears
+            if module:
+                importlib.import_module(module)  # side by side with other children, and not one by one
         while True:
             key, make, name, arguments = pipe.recv()
             if make is not None:

@@ -45,6 +45,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_LONGEST = 2**15  # tokens, as many as suites show; the texts that teach are far shorter
 _PLANES, _LOOK = 6, 7.0  # of RoPE's planes, and the biases' size in each, with which a head looks at one token alone
 
 
@@ -121,7 +122,7 @@ def make_tokenizer(demonstrations: Sequence[Demonstration], size: int) -> PreTra
     bpe.train_from_iterator(texts, trainer)
     bpe.add_tokens([AddedToken(f" {digit}", normalized=False) for digit in range(10)])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=4096
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=_LONGEST
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -137,7 +138,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen2ForCa
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads // 2,
         initializer_range=recipe.width**-0.5,  # with Qwen2's own 0.02, attention begins flat and stays so for long
-        max_position_embeddings=4096,
+        max_position_embeddings=_LONGEST,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),

@@ -15,7 +15,7 @@ class Limits:
     """How a tool may be called. In a tool file these keys stand in `config`, beside the tool's own."""
 
     timeout_s: float = 30.0  # of one call, creation and release included as calls of their own
-    max_concurrency: int | None = None  # calls at the same time, over all episodes
+    max_concurrency: int | None = None  # calls at the same time, over all episodes, of any of its methods
     serial: bool = False  # calls of one episode follow one another, in the order written
     retries: int = 0  # further attempts after the tool raised
     eager_create: bool = False  # create when the episode begins; else at the first call
@@ -87,7 +87,10 @@ class BaseTool:
         raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     async def calc_reward(self, instance_id: str) -> float:
-        """A reward for the whole episode, added to its last turn."""
+        """A reward for the whole episode, added to its last turn.
+
+        Whoever overrides it is asked in every episode, by an instance that was never called if nobody called the tool.
+        """
         return 0.0
 
     async def release(self, instance_id: str) -> None:

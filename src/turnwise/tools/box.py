@@ -65,7 +65,8 @@ class ToolBox:
         try:
             for tool in self._tools.values():
                 if tool.limits.eager_create:
-                    await self._instance(tool)
+                    async with self._gate(tool):
+                        await self._instance(tool)
         except ToolError as error:
             await self.release()
             raise ToolFault(f"a tool cannot begin the episode: {_first_line(error)}") from error
@@ -107,13 +108,14 @@ class ToolBox:
         return list(results)  # type: ignore[arg-type]  # the exceptions have been raised
 
     async def final_rewards(self) -> dict[str, float]:
-        """The rewards that tools give to the whole episode: of those that were created and override `calc_reward`."""
+        """The rewards that tools which override `calc_reward` give to the whole episode, though none called them."""
         rewards = {}
-        for name, instance in list(self._instances.items()):
-            tool = self._tools[name]
+        for name, tool in self._tools.items():
             if type(tool).calc_reward is not BaseTool.calc_reward:
                 try:
-                    value = await self._method(tool, tool.calc_reward, "calc_reward_kwargs", instance)
+                    async with self._gate(tool):
+                        instance = await self._instance(tool)
+                        value = await self._method(tool, tool.calc_reward, "calc_reward_kwargs", instance)
                 except Exception as error:
                     raise ToolFault(f"tool {name} has no reward to give: {_first_line(error)}") from error
                 _, rewards[name], _ = self._checked(tool, ("", value))
@@ -122,7 +124,9 @@ class ToolBox:
     async def release(self) -> None:
         """Release every instance, newest first. A second call finds nothing to do."""
         while self._instances:
-            await self._release(*self._instances.popitem())
+            name, instance = self._instances.popitem()
+            async with self._gate(self._tools[name]):
+                await self._release(name, instance)
 
     async def _told(self, span: Spans, call: ToolCall, allowed: bool, context: ToolContext) -> ToolResult:
         with span("tool", call.name, call.arguments) as note:
@@ -153,10 +157,12 @@ class ToolBox:
             raise _Refusal("invalid_arguments", f"The call of {tool.name} was not made: {error}.") from error
         except Exception as error:
             raise ToolFault(f"tool {tool.name} cannot check its arguments: {_first_line(error)}") from error
-        gate = self._toolset.gates.get(tool.name)
-        async with gate or contextlib.nullcontext():
+        async with self._gate(tool):
             value = await self._attempts(tool, arguments, context)
         return self._checked(tool, value)
+
+    def _gate(self, tool: BaseTool) -> contextlib.AbstractAsyncContextManager[Any]:
+        return self._toolset.gates.get(tool.name) or contextlib.nullcontext()
 
     def _callable(self, call: ToolCall) -> BaseTool:
         """The tool that a well written call names."""

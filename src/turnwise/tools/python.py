@@ -91,7 +91,9 @@ class PythonTool(BaseTool):
         return output, f"(exit status {process.returncode})" if process.returncode else ""
 
 
-_ENVIRONMENT = {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+# A thread for each core takes address space, and the time of others; NumPy does without.
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+_ENVIRONMENT = {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **_ONE_THREAD}
 
 
 def _command(root: str, limits: Sequence[str]) -> list[str]:
