@@ -226,7 +226,7 @@ def test_what_follows_from_other_keys_is_not_kept_as_a_choice(load, tmp_path):
     """A run is a recipe for others, whose keys may be swapped."""
     free, rows = tmp_path / "free.yaml", tmp_path / "rows.yaml"
     free.write_text(dump_config(load(CRITICLESS)))
-    other = load_config(free, ["model.critic=separate", "advantage=gae", "rollout.episodes=null"])
+    other = load_config(free, ["model.critic=separate", "advantage=gae", "rollout.episodes=null", "rollout.group=1"])
     assert other.warmup == WarmupConfig()
     rows.write_text(dump_config(load("agent: {use: tool}\ndata: {train: rows.csv}\nreward: {use: gsm8k}")))
     assert load_config(rows, ["data.test=other.csv"]).data.share_held_out is None

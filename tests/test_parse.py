@@ -163,7 +163,7 @@ def test_without_a_list_any_text_is_an_action():
     ("reply", "action"),
     [
         ("ACTION:\n1 2 3\n4 5 6\n", "1 2 3\n4 5 6"),
-        ("THINK: so\nACTION: {\n  \"x\": [1]\n}", '{\n  "x": [1]\n}'),
+        ('THINK: so\nACTION: {\n  "x": [1]\n}', '{\n  "x": [1]\n}'),
         ("ACTION:\n```python\nprint(1)\n```", "```python\nprint(1)\n```"),
         ("ACTION: ) ] }", ") ] }"),
         ("**ACTION: 42**", "42"),

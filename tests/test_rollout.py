@@ -249,6 +249,34 @@ def test_a_task_gets_its_share_of_the_slots(renderer):
 # -- the ends
 
 
+class Away(Counter):
+    """A world that is away for some resets in a row; each of those comes to nothing."""
+
+    resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        Away.resets += 1
+        if Away.resets <= 5:
+            raise ConnectionError("nobody there")
+        return super().reset(seed=seed, options=options)
+
+
+def test_what_fails_again_and_again_is_left_alone_for_a_while(renderer, monkeypatch):
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    monkeypatch.setattr("turnwise.slot._LONGEST_PAUSE_S", 0.9)
+    monkeypatch.setattr(Away, "resets", 0)
+    (segments,) = play(renderer, rollout={"n_env": 1, "e_len": 2}, environment={"id": f"{__name__}:Away"})
+    assert [seconds for seconds in slept if seconds] == [0.25, 0.5, 0.9]
+    assert sum(len(one.turns) for one in segments) == 2
+
+
 def test_a_limit_of_ours_truncates_what_the_environment_would_play_on(renderer):
     (own,) = play(renderer, rollout={"n_env": 1, "e_len": 5}, environment={"kwargs": {"limit": 4}})
     (ours,) = play(

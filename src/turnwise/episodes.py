@@ -106,8 +106,9 @@ class Folder:
             stream.write(_line(key, record))
 
     def finish(self, episodes: Episodes, results: Mapping[str, str]) -> None:
-        """Put the lines in order, and write the results, a file each."""
-        lines = [_line(key, record) for key, records in episodes.items() for record in records]
+        """Put the lines in order, those of players that failed meanwhile last, and write the results, a file each."""
+        others = {key: records for key, records in read_episodes(self.path).items() if key not in episodes}
+        lines = [_line(key, record) for key, records in {**episodes, **others}.items() for record in records]
         files.write(self._file, "".join(lines).encode())
         for name, text in results.items():
             files.write(self.path / name, text.encode())

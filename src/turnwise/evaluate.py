@@ -72,8 +72,8 @@ def evaluate(
 
     Of data there are fewer where rows fail and none is left to play instead.
 
-    `data` are the samples, if somebody has them already. `finished` hears of each new one as it ends, and of some of a model's (`log.transcript_every`) what was said.
-    All are returned, known ones too, in order of task and level.
+    `data` are the samples, if somebody has them already. `finished` hears of each new episode as it ends, and of some
+    of a model's (`log.transcript_every`) what was said. All are returned, known ones too, in order of task and level.
     """
     records = list(known)
 

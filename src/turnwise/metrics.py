@@ -62,7 +62,8 @@ class Recent:
 def measure(tally: Tally, told: Set[str] = frozenset()) -> dict[str, float]:
     """How the turns of a batch were played, and the means of what agents counted, over the episodes that ended.
 
-    What an agent did not count in an episode is 0 there; so is progression in tasks of which success was `told`.
+    What an agent did not count in an episode is 0 there. So is progression where neither it nor success is told, in
+    tasks of which success was `told`.
     """
     segments = tally.played
     turns = [turn for segment in segments for turn in segment.turns]
@@ -89,8 +90,9 @@ def measure(tally: Tally, told: Set[str] = frozenset()) -> dict[str, float]:
     if outcomes:
         figures["episodes/return"] = sum(outcome.episode_return for outcome in outcomes) / len(outcomes)
         figures["episodes/turns"] = sum(outcome.turns for outcome in outcomes) / len(outcomes)
-        ended = [(segment.task, segment.outcome.progression) for segment in segments if segment.outcome is not None]
-        if done := [progression or 0.0 for task, progression in ended if task in told or progression is not None]:
+        ended = [(segment.task in told, segment.outcome) for segment in segments if segment.outcome is not None]
+        lost = [0.0 for known, one in ended if known and one.success is None and one.progression is None]
+        if done := [*(one.progression for _, one in ended if one.progression is not None), *lost]:
             figures["episodes/progression"] = fmean(done)
         names = {name: None for outcome in outcomes for name in outcome.figures}  # in the order of the first mention
         for name in names:

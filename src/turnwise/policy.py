@@ -117,9 +117,10 @@ class Policy(nn.Module):
         if self.adapters is not None:
             self.adapters.save("actor", folder / "adapter")
             # One by one, since a GPU may have no room for all of them beside the model.
-            weights = {name: weight.cpu() for name, weight in self.weights().items()}
+            tied = self.actor.all_tied_weights_keys  # copies of which would no longer be known as such
+            weights = {name: weight.cpu() for name, weight in self.weights().items() if name not in tied}
         else:
-            weights = self.actor.state_dict()
+            weights = dict(self.weights())
         self.actor.save_pretrained(folder / "model", state_dict=weights)
 
     def checkpoint_activations(self) -> None:

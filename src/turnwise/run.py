@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise import checkpoint, files
 from turnwise.config import Config
-from turnwise.recipe import differences, dump_config, read_tree, tree_of
+from turnwise.recipe import differences, dump_config, parse_config, read_tree, tree_of
 from turnwise.tally import Transcript
 from turnwise.types import Segment
 
@@ -48,7 +48,7 @@ class Run:
         if resume:
             if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
-            before, now = read_tree(self._config), tree_of(config)
+            before, now = tree_of(parse_config(read_tree(self._config))), tree_of(config)
             differing = differences(before, now)
             free = [*_FREE, "steps"] if now["update"]["lr_schedule"] == "constant" else _FREE  # others know the length
             changed = [line for line in differing if not _is_of(line.split()[0], free)]
@@ -97,8 +97,9 @@ class Run:
         """Write down what was changed meanwhile, and where."""
         if self.changes:
             newest = checkpoint.newest(self.checkpoints)
+            since = newest.stem if newest else "the start"
             with (self.folder / "changes.txt").open("a", encoding="utf-8") as stream:
-                stream.writelines(f"from {newest.stem if newest else 'the start'} on: {line}\n" for line in self.changes)
+                stream.writelines(f"from {since} on: {line}\n" for line in self.changes)
         if read_tree(self._config) != tree_of(config):
             files.write(self._config, dump_config(config).encode())
 

@@ -89,6 +89,7 @@ class Slot:
         self._traced = traced
         self._within = within
         self._failures = 0  # since turns were last kept
+        self._in_vain = 0  # failures since a turn was last played
         self._playing: asyncio.Task[None] | None = None
         self._held: list[asyncio.Future[None]] = []  # replies that wait for the next batch
         self._asking: list[tuple[int, ...]] = []  # prompts whose replies are not there yet
@@ -174,8 +175,8 @@ class Slot:
             raise ValueError(f"{self.sample.place}: {error}") from error  # it was the row that could not be begun
         self._held.clear()
         self._asking.clear()
-        if self._failures > 2:
-            await asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (self._failures - 5)))  # what it lacks may come back
+        if self._in_vain > 2:
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** min(self._in_vain - 5, 10)))  # what it lacks may come back
 
     async def _run(self) -> Ending:
         """The end to which the agent brings the episode."""
@@ -252,6 +253,7 @@ class Slot:
             self._news.set()
 
     def record(self, turn: Turn) -> None:
+        self._in_vain = 0
         self.share.turns.append(turn)
         if self.episode.recording:
             self.episode.recording.record(turn)
@@ -328,7 +330,9 @@ class Slot:
         self.share.close(Segment(*about, turns, end, final_prompt, outcome))
 
     def _drop(self, failure: EpisodeFailure) -> None:
-        self._failures += not isinstance(failure, NeighbourFailure)
+        counts = not isinstance(failure, NeighbourFailure)
+        self._failures += counts
+        self._in_vain += counts
         if self._failures >= self.config.environment.max_failures:
             raise ValueError(
                 f"{failure} ({self._failures} times in a row, and no turns to keep; see environment.max_failures)"

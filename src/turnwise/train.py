@@ -85,7 +85,8 @@ class Training:
             self.collector = refused.enter_context(closing(Collector(config, renderer)))
             self.recent = Recent(config.tasks)
             self.run.hold()
-            (self.run.go_on if resume else self.run.begin)(config)
+            if not resume:
+                self.run.begin(config)
             self.traces = refused.enter_context(closing(Traces(config.log, self.run.folder, renderer.text)))
             self.warmup_segments: list[Segment] = []
             lost = self.restore()
@@ -93,6 +94,8 @@ class Training:
             self.trackers: list[Tracker] = [one.make("log.trackers", **given) for one in config.log.trackers]
             # When nothing else can be refused: servers take minutes to start, and others' memory.
             self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
+            if resume:
+                self.run.go_on(config)
             refused.pop_all()  # all is well: whoever trains closes them
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if untried:

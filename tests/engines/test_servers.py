@@ -273,11 +273,11 @@ def test_a_vllm_that_would_answer_wrongly_is_refused(fakes, connect, options, wo
         client.load(weights(1.0), 1)
 
 
-def test_a_vllm_that_reads_less_than_the_recipe_allows_is_refused(fakes):
+def test_a_vllm_that_reads_less_than_the_recipe_allows_is_refused(fakes, tmp_path):
     fake = fakes("vllm", longest=1500)
     with pytest.raises(ValueError, match=r"reads 1500 tokens at most .*allow together, 1536; let it read as many"):
         VLLMServer(fake.url, frozenset([STOP]), 1536).load(Path("weights"), 1)
-    VLLMServer(fake.url, frozenset([STOP]), 1500).load(Path("weights"), 1)
+    VLLMServer(fake.url, frozenset([STOP]), 1500).load(WeightsFolder(tmp_path).write(weights(1.0), 1), 1)
 
 
 def test_beside_a_processor_vllm_needs_no_extension(fakes, connect):

@@ -144,9 +144,9 @@ class Gym:
     async def _fit(self, standing: Standing, start: int, ask: AskIds) -> tuple[tuple[int, ...], int]:
         """The prompt without as few of the oldest turns as can be, and how many these are, sought from `start` on.
 
-        What a memory is told on the way is of the past at once, and what it asks again has the same answer.
+        A memory that asks is called again with the same past, less the oldest turns, and has the answers that it had.
         """
-        past, prompt, tokens, left_out = standing.past, None, 0, start
+        past, prompt, tokens, left_out = [*standing.past], None, 0, start
         while prompt is None:
             try:
                 prompt = await self._render(standing, past[left_out:], ask)

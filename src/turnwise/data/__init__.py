@@ -27,7 +27,10 @@ class Data:
 
 
 def load_data(config: DataConfig) -> Data:
-    """Read, convert, split, and shuffle what is tested. Every mistake is a ValueError of one sentence that names the file and the row."""
+    """Read, convert and split, and shuffle what is tested.
+
+    Every mistake is a ValueError of one sentence that names the file and the row.
+    """
     train, share = list(_samples(config, "train")), config.share_held_out
     if share is None:
         test = list(_samples(config, "test"))

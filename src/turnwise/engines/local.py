@@ -190,13 +190,15 @@ class LocalEngine:
                 first += len(prompts)
 
     def _admit(self, requests: Sequence[_Request]) -> list[Sequence[int]]:
-        """What the first of these have still to read, of as many as one pass has room for."""
+        """What the first of these have still to read, of as many as one pass has room for, filled up to the longest."""
+        tight = sum(len(request.begun) for request in requests) > _PASS
         prompts: list[Sequence[int]] = []
-        tokens = 0
+        longest = 0
         for request in requests:
-            tokens += len(request.begun)
-            if prompts and tokens > _PASS:
-                break
+            if tight:
+                longest = max(longest, len(request.begun) - self._cache.known(request.begun))
+                if prompts and (len(prompts) + 1) * longest > _PASS:
+                    break
             prompts.append(self._cache.admit(request.begun))
         return prompts
 

@@ -143,8 +143,8 @@ def sglang(
         raise ValueError("engine.urls is empty; give the address of a server, such as [http://127.0.0.1:30000]")
     if any(".experts." in name and one.requires_grad for name, one in trained.model.named_parameters()):
         raise ValueError(
-            "engine.use=sglang is untried with a mixture whose experts learn, and leaves out what it does not know; set "
-            "engine.use=vllm or engine.use=local, or train adapters (model.lora)"
+            "engine.use=sglang is untried with a mixture whose experts learn, and leaves out what it does not know; "
+            "set engine.use=vllm or engine.use=local, or train adapters (model.lora)"
         )
     servers = [SGLangServer(url, trained.stop_ids) for url in urls]
     return _client(servers, trained, weights, timeout_s, max_failures, wait_s)

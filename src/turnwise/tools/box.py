@@ -124,9 +124,10 @@ class ToolBox:
     async def release(self) -> None:
         """Release every instance, newest first. A second call finds nothing to do."""
         while self._instances:
-            name, instance = self._instances.popitem()
+            name = next(reversed(self._instances))
             async with self._gate(self._tools[name]):
-                await self._release(name, instance)
+                if name in self._instances:
+                    await self._release(name, self._instances.pop(name))
 
     async def _told(self, span: Spans, call: ToolCall, allowed: bool, context: ToolContext) -> ToolResult:
         with span("tool", call.name, call.arguments) as note:
