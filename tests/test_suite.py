@@ -12,12 +12,16 @@ from helpers import Ladder, play_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import Config, DataConfig, LogConfig
+from turnwise.config import Config, DataConfig, LogConfig, ModelConfig
 from turnwise.engines.chat import Conversation
+from turnwise.envs.checked import CheckedEnvironment
 from turnwise.episodes import Folder, protocol_of
 from turnwise.evaluate import eval_seed
+from turnwise.memory.window import Window
+from turnwise.models import open_model
 from turnwise.players import OTHERS, Model
 from turnwise.recipe import differences
+from turnwise.render import Renderer
 from turnwise.results import files_of, rows_of
 from turnwise.suite import load_suite, play_suite, split_missing
 from turnwise.types import Generation, Sampling
@@ -311,3 +315,15 @@ def test_some_episodes_of_a_model_can_be_read(tmp_path):
     for name, text in kept.items():
         assert f"{told[name]['turns']} turns" in text
         assert "ACTION: up" in text or "Hm." in text
+
+
+@pytest.mark.parametrize("name", ["verlog", "balrog"])
+def test_what_suites_show_has_room_however_few_words_a_model_knows(name):
+    """An observation whose instructions are spelled by the embedded tokenizer; environments that are not here apart."""
+    _, tokenizer = open_model(ModelConfig(path="tiny", device="cpu"))
+    renderer = Renderer(tokenizer)
+    for config in split_missing(load_suite(name))[0].values():
+        for task in config.tasks:
+            shown = CheckedEnvironment(config.environment, task).reset(0)
+            messages = asyncio.run(Window(0).prompt([], 0, shown, None))  # type: ignore[arg-type]
+            assert len(renderer.prompt(messages)) < 0.9 * config.rollout.max_prompt_tokens

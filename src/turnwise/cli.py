@@ -36,7 +36,7 @@ examples:
   turnwise eval tiny babyai-quick                     the embedded model, before any training
   turnwise eval runs/babyai-quick babyai evaluation.episodes=500 evaluation.temperature=0
   turnwise eval http://127.0.0.1:8000/v1#NAME babyai  the model NAME of an OpenAI-compatible server
-  turnwise eval runs/babyai-quick --suite verlog --out results/quick
+  turnwise eval Qwen/Qwen2.5-1.5B-Instruct --suite verlog --out results/qwen
 
 Every player meets the same held-out levels. Beside the model play a uniformly random player and, where the
 environment has one, its expert; brackets hold 95% intervals. A server's key is read from OPENAI_API_KEY. With --out,
