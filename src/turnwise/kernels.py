@@ -233,7 +233,7 @@ class _Attention(Function):
             (value,) = (x.view(rows) for x in cpu.laid(memory, told, kind))
             scores = torch.bmm(exact, key_exact.mT)  # which can be large, and what is left of them in bf16 coarse
             scores.view(len(one.keys), heads, *one.bias.shape[2:]).add_(one.bias)
-            weights = scores.softmax(-1).to(kind)
+            weights = torch.softmax(scores, -1, out=scores).to(kind)
             cpu.brought_back(torch.bmm(weights, value), Side(asking.heads, one.queries), found)
             kept += [query, key, value, weights]
         ctx.save_for_backward(*kept)
@@ -243,8 +243,9 @@ class _Attention(Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         view, kind = ctx.view, slope.dtype
-        # Rows may look at the same keys, and tokens be the same word: their slopes meet in fp32.
-        of_queries, of_memory = map(torch.zeros, ctx.shapes)
+        # Rows may look at the same keys, and tokens be the same word: their slopes meet in fp32. A query asks once.
+        of_queries = torch.zeros(ctx.shapes[0], dtype=torch.float32 if view.words is not None else ctx.kind)
+        of_memory = torch.zeros(ctx.shapes[1])
         heads, groups = of_queries.shape[1], of_memory.shape[1] // 2
         slope = slope.unflatten(1, (heads, -1))
         saved = iter(ctx.saved_tensors)
