@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from turnwise.config import Config, DataConfig, LogConfig, ModelConfig
 from turnwise.engines.chat import Conversation
 from turnwise.envs.checked import CheckedEnvironment
-from turnwise.episodes import Folder, protocol_of
+from turnwise.episodes import Folder, protocol_of, read_episodes
 from turnwise.evaluate import eval_seed
 from turnwise.memory.window import Window
 from turnwise.models import open_model
@@ -201,6 +201,35 @@ def test_another_player_that_fails_takes_nothing_from_the_first():
     assert key == ("expert", "one") and "NotImplementedError" in why
     with pytest.raises(ValueError, match="NotImplementedError"):
         play_suite(suite, {"expert": OTHERS["expert"]}, None, *told)
+
+
+class Weary(Ladder):
+    """Has an expert that gives up in the second level."""
+
+    levels = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        Weary.levels += 1
+        return super().reset(seed=seed)
+
+    def expert(self) -> str:
+        if Weary.levels > 1:
+            raise RuntimeError("no more")
+        return "up"
+
+
+def test_what_a_player_played_before_it_failed_is_kept_and_not_told(tmp_path, monkeypatch):
+    environment = {"kwargs": {"partial": True}, "reward": "native", "max_failures": 1}
+    suite = {"one": play_config(f"{__name__}:Weary", environment=environment, evaluation={"episodes": 3, "slots": 1})}
+    folder = Folder(tmp_path, protocol_of("moody", "", suite))
+    players = {"moody": PLAYERS["moody"], "expert": OTHERS["expert"]}
+    monkeypatch.setattr(Weary, "levels", 0)
+    begin = lambda key, *_: monkeypatch.setattr(Weary, "levels", 0)  # noqa: E731
+    episodes = play_suite(suite, players, folder, begin, lambda: None, lambda *_: None)
+    folder.finish(episodes, {})
+    assert list(episodes) == [("moody", "one")]
+    kept = read_episodes(tmp_path)
+    assert {key: len(records) for key, records in kept.items()} == {("moody", "one"): 3, ("expert", "one"): 1}
 
 
 # -- what suites say

@@ -17,7 +17,8 @@ from turnwise.update import Objective, assign_credit
 def rehearse(advantage: Advantage, config: Config) -> str:
     """Credit whole episodes of one level, a group or two; what the estimator does wrongly there is a ValueError.
 
-    It may look for what invented episodes do not have, and be right on real ones: then a sentence says so.
+    It may look for what invented episodes do not have, and be right on real ones: returns a sentence that says so, or
+    nothing.
     """
     slots = range(max(2, config.rollout.group))
     batch = pack([_episode(config.tasks[0], slot, reward=float(slot % 2)) for slot in slots])

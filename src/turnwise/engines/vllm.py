@@ -68,7 +68,7 @@ class VLLMServer:
     """The server at an address, such as http://127.0.0.1:8000."""
 
     def __init__(self, url: str, stop_ids: frozenset[int], tokens: int = 0, launched: Launched | None = None):
-        """`tokens` is how many the longest prompt and its reply may have together."""
+        """`tokens` is how many the longest prompt and its reply may have together; one that reads fewer is refused."""
         self._http = Http(url)
         self.name = self._http.url
         self._stop_ids = stop_ids
