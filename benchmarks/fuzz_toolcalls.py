@@ -68,11 +68,11 @@ def problem(name: str, reply: Reply) -> str:
 
 def fuzz(name: str, count: int) -> float:
     """Read so many random texts; the seconds of processor time."""
-    luck = random.Random(f"fuzz {name}")
+    rng = random.Random(f"fuzz {name}")
     began = time.process_time()
     for _ in range(count):
-        text = "".join(luck.choices(PIECES[name], k=luck.randint(0, 24)))
-        reply = Reply(text, luck.random() < 0.7, luck.random() < 0.2)
+        text = "".join(rng.choices(PIECES[name], k=rng.randint(0, 24)))
+        reply = Reply(text, rng.random() < 0.7, rng.random() < 0.2)
         if wrong := problem(name, reply):
             raise AssertionError(f"{name}: {wrong}: {text!r}")
     return time.process_time() - began

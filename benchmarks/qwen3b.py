@@ -124,15 +124,15 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 def make_job(size: Size) -> Job:
     """Prompts of random tokens with a common beginning; the model is not in a folder."""
-    luck = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> list[int]:
-        return torch.randint(0, size.model["vocab_size"], (count,), generator=luck).tolist()
+        return torch.randint(0, size.model["vocab_size"], (count,), generator=rng).tolist()
 
     common, own, spread = draw(size.common), size.prompt - size.common, size.prompt // 10
 
     def prompt() -> list[int]:
-        return [*common, *draw(int(torch.randint(own - spread, own + spread + 1, (), generator=luck)))]
+        return [*common, *draw(int(torch.randint(own - spread, own + spread + 1, (), generator=rng)))]
 
     prompts = [prompt() for _ in range(size.slots * size.turns)]
     return Job("", prompts, [prompt() for _ in range(size.slots)], size.reply, size.minibatch, "auto")

@@ -88,11 +88,11 @@ def gymnasium_player(environment: gymnasium.Env[Any, Any], actions: Sequence[Any
 
 def seconds_a_step(player: Player, number: int) -> float:
     reset, step, actions = player
-    luck, seconds, over = random.Random(number), 0.0, True
+    rng, seconds, over = random.Random(number), 0.0, True
     for turn in range(STEPS):
         if over:
             reset(derive("stepping", number, turn) % 2**32)  # more than Crafter as it is published can take
-        action = luck.choice(actions)
+        action = rng.choice(actions)
         start = time.perf_counter()
         over = step(action)
         seconds += time.perf_counter() - start
@@ -104,12 +104,12 @@ async def steps_per_s(id: str, kwargs: dict[str, Any], workers: str) -> float:
     config = EnvironmentConfig(id=id, kwargs=kwargs, workers=workers, reward="native")  # type: ignore[arg-type]
     (task,) = config.tasks
 
-    async def play(host: Host, luck: random.Random) -> None:
+    async def play(host: Host, rng: random.Random) -> None:
         over = True
         for _ in range(STEPS // SLOTS):
             if over:
-                await host.reset(luck.randrange(2**32))
-            feedback = await host.step(luck.choice(host.offer.actions))
+                await host.reset(rng.randrange(2**32))
+            feedback = await host.step(rng.choice(host.offer.actions))
             over = feedback.terminated or feedback.truncated
 
     with closing(Workers(config, SLOTS)) as pool:

@@ -19,8 +19,8 @@ import torch
 from benchmarks.common import record
 from turnwise.collector import Collector
 from turnwise.config import Config
-from turnwise.engines import guesses
-from turnwise.engines.guesses import Guess
+from turnwise.engines import drafts
+from turnwise.engines.drafts import Draft
 from turnwise.engines.local import LocalEngine
 from turnwise.models import arithmetic
 from turnwise.players import open_player
@@ -84,15 +84,15 @@ class Told(LocalEngine):
         super()._step()
         self.busy_s += time.perf_counter() - start
 
-    def _sample(self, first: int, guesses: Sequence[Sequence[Guess]], logits: torch.Tensor) -> None:
-        super()._sample(first, guesses, logits)
-        for request in self._running[first : first + len(guesses)]:
+    def _sample(self, first: int, drafts: Sequence[Sequence[Draft]], logits: torch.Tensor) -> None:
+        super()._sample(first, drafts, logits)
+        for request in self._running[first : first + len(drafts)]:
             words = self.calls if request.sampling.max_tokens == len(self.calls) else self.answer
             request.tokens[-1] = words[len(request.tokens) - 1]
 
 
 def main() -> None:
-    guesses._AHEAD = 0  # guesses are of what the model would say, not of what it is told to
+    drafts._AHEAD = 0  # drafts are of what the model would say, not of what it is told to
     busy: dict[float, list[float]] = {0.0: [], MEAN_S: []}
     walls: list[float] = []
     for _ in range(ROUNDS):

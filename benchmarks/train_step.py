@@ -31,7 +31,7 @@ CONTESTANTS = {
     "turnwise_grpo": Contestant(
         "workers.train_turnwise",
         "GRPO, as TRL: trains all weights of the actor, has no critic, no reference and no entropy bonus; turns whose "
-        "group got the same reward have no slope and are not read",
+        "group got the same reward have no gradient and are not read",
         arguments=("--grpo",),
     ),
     "turnwise_grpo_untied": Contestant(

@@ -82,11 +82,11 @@ def small_model(width: int, layers: int) -> Qwen2ForCausalLM:
 
 def made_up(turns: int, shortest: int, longest: int) -> Batch:
     """Turns of random tokens that share no beginning, with row lengths spread evenly."""
-    luck = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     segments = []
     for number in range(turns):
         length = shortest + (longest - shortest) * number // (turns - 1)
-        ids = torch.randint(0, 512, (length,), generator=luck).tolist()
+        ids = torch.randint(0, 512, (length,), generator=rng).tolist()
         generation = Generation(tuple(ids[-REPLY:]), (-6.0,) * REPLY, "length", 0)
         turn = Turn(Observation(""), tuple(ids[:-REPLY]), generation, None, 0, float(number % 2), "", "", "")
         segments.append(Segment(number, 0, "", 0, (turn,), "terminated", (), None))

@@ -71,12 +71,12 @@ class Slot:
 
     def __init__(self, task: str, seed: int):
         self.env = BabyAIText(task)
-        self.luck = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.turns: list[Turn] = []  # of the open segment
         self.begin()
 
     def begin(self) -> None:
-        self.seen, _ = self.env.reset(seed=int(self.luck.integers(2**31)))
+        self.seen, _ = self.env.reset(seed=int(self.rng.integers(2**31)))
         self.past: tuple[str, list[int]] | None = None  # what was seen in the turn before, and the reply to it
 
 

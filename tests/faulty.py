@@ -36,13 +36,13 @@ class Schedule:
     def fate(self, seed: int, call: int) -> str:
         if planned := self.planned.get(f"{seed}/{call}"):
             return planned
-        luck = random.Random(f"{seed}/{call}")
-        drawn = luck.random()
+        rng = random.Random(f"{seed}/{call}")
+        drawn = rng.random()
         if drawn < self.crash:
-            return "exit" if luck.random() < self.deadly else "raise"
+            return "exit" if rng.random() < self.deadly else "raise"
         if drawn < self.crash + self.hang:
             return "hang"
-        return luck.choice(GARBAGE) if drawn < self.crash + self.hang + self.garbage else ""
+        return rng.choice(GARBAGE) if drawn < self.crash + self.hang + self.garbage else ""
 
     def turns(self, seed: int) -> int:
         """How long an episode lasts, if nothing goes wrong."""

@@ -298,14 +298,14 @@ def test_an_environment_that_keeps_failing_is_a_mistake_of_one_sentence(renderer
 def test_the_random_player_and_the_expert_play_babyai():
     tasks = {"goto": {"task": "goto"}}
     config = play_config(BABYAI, environment={"tasks": tasks}, evaluation={"episodes": 12})
-    luck, expert = result(config, random_player(config)), result(config, expert_player(config))
-    assert luck.episodes == expert.episodes == 12
+    chance, expert = result(config, random_player(config)), result(config, expert_player(config))
+    assert chance.episodes == expert.episodes == 12
     assert expert.successes == 12
     assert expert.mean_return == 1.0
-    assert luck.successes in range(12)
-    assert luck.mean_turns > 2 * expert.mean_turns
-    assert luck.valid is expert.valid is None
-    assert result(config, random_player(config)) == luck
+    assert chance.successes in range(12)
+    assert chance.mean_turns > 2 * expert.mean_turns
+    assert chance.valid is expert.valid is None
+    assert result(config, random_player(config)) == chance
 
 
 def test_players_without_text_pay_no_penalty_and_are_paid_as_the_recipe_says():
@@ -358,10 +358,10 @@ def test_an_environment_without_an_expert_has_none():
 
 def test_the_table_names_tasks_players_and_the_most_frequent_mistakes(renderer):
     model = Result(4, 3, rate(3, 4), 0.7, 5.0, 0.875, (("fly", 7), ("sing", 2)))
-    luck = Result(4, 0, rate(0, 4), 0.0, 64.0)
+    chance = Result(4, 0, rate(0, 4), 0.0, 64.0)
     console = Console(width=200, record=True)
     table = task_table(
-        [Row("mine", "BabyAIText", "goto", model), Row("random", "BabyAIText", "goto", luck)], play_config()
+        [Row("mine", "BabyAIText", "goto", model), Row("random", "BabyAIText", "goto", chance)], play_config()
     )
     console.print(table)
     text = console.export_text()

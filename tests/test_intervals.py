@@ -87,8 +87,8 @@ def test_a_bootstrap_of_many_values_is_normal():
 
 
 def test_nineteen_of_twenty_bootstraps_contain_the_truth():
-    luck = np.random.default_rng(0)
-    ones = [bootstrap(luck.binomial(6, 0.4, size=40).tolist()) for _ in range(200)]
+    rng = np.random.default_rng(0)
+    ones = [bootstrap(rng.binomial(6, 0.4, size=40).tolist()) for _ in range(200)]
     assert 0.89 <= sum(one.low <= 2.4 <= one.high for one in ones) / 200 <= 0.99
 
 
@@ -138,10 +138,10 @@ def test_what_always_agrees_may_yet_differ_elsewhere(won, lost):
 
 
 def test_nineteen_of_twenty_differences_contain_the_truth():
-    luck, hits = np.random.default_rng(0), 0
+    rng, hits = np.random.default_rng(0), 0
     for _ in range(1000):
-        level = luck.random(60)  # how hard: what both have in common
-        ours, theirs = luck.random(60) < 0.2 + 0.6 * level, luck.random(60) < 0.1 + 0.6 * level
+        level = rng.random(60)  # how hard: what both have in common
+        ours, theirs = rng.random(60) < 0.2 + 0.6 * level, rng.random(60) < 0.1 + 0.6 * level
         one = rate_difference(ours.astype(float).tolist(), theirs.astype(float).tolist())
         hits += one.low <= 0.1 <= one.high
     assert 0.93 <= hits / 1000 <= 0.98

@@ -16,74 +16,74 @@ from turnwise.lora import Adapters
 from turnwise.trunk import Reader, prepare
 
 
-def luck(*shape: int, seed: int = 0) -> Tensor:
+def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 def assert_alike(one: Tensor, other: Tensor, given: list[Tensor]) -> None:
-    """Two results, and what a random slope of theirs means for what they were made of."""
-    slope = luck(*one.shape, seed=9).detach()
+    """Two results, and what a random grad of theirs means for what they were made of."""
+    grad = noise(*one.shape, seed=9).detach()
     assert torch.allclose(one, other, atol=1e-5)
     for mine, theirs in zip(
-        torch.autograd.grad(one, given, slope), torch.autograd.grad(other, given, slope), strict=True
+        torch.autograd.grad(one, given, grad), torch.autograd.grad(other, given, grad), strict=True
     ):
         assert torch.allclose(mine, theirs, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (5, 3, 8)])
 def test_a_norm_is_pytorchs(shape):
-    given, weight = luck(*shape), luck(8, seed=1)
-    mine = kernels.norm(given, weight, 0.1, torch.float32)
+    given, weight = noise(*shape), noise(8, seed=1)
+    mine = kernels.rms_norm(given, weight, 0.1, torch.float32)
     assert_alike(mine, nn.functional.rms_norm(given, (8,), weight, 0.1), [given, weight])
 
 
 @pytest.mark.parametrize("kind", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_sum_and_its_norm_are_pytorchs(monkeypatch, on_gpu, kind):
-    given, weight = luck(128, 8), luck(8, seed=1)
-    added = None if kind is None else luck(128, 8, seed=2).detach().to(kind).requires_grad_()
+    given, weight = noise(128, 8), noise(8, seed=1)
+    added = None if kind is None else noise(128, 8, seed=2).detach().to(kind).requires_grad_()
     total = given * 1.0 if added is None else given + added
     plain = torch.cat([total, nn.functional.rms_norm(total, (8,), weight, 0.1)])
     inputs = [one for one in (given, added, weight) if one is not None]
     if on_gpu:
         monkeypatch.setattr(Tensor, "is_cuda", True)
         monkeypatch.setattr(gpu, "_compiled", lambda formula: formula)
-    assert_alike(torch.cat(kernels.added_norm(given, added, weight, 0.1, torch.float32)), plain, inputs)
+    assert_alike(torch.cat(kernels.add_rms_norm(given, added, weight, 0.1, torch.float32)), plain, inputs)
 
 
 def test_gates_open():
-    given = luck(5, 12)
-    assert_alike(kernels.gated(given), nn.functional.silu(given[:, :6]) * given[:, 6:], [given])
+    given = noise(5, 12)
+    assert_alike(kernels.swiglu(given), nn.functional.silu(given[:, :6]) * given[:, 6:], [given])
 
 
 def test_a_gpus_formula_of_a_judgement_is_the_processors():
-    logits, targets = luck(5, 12), torch.tensor([0, 11, 3, 3, 7])
+    logits, targets = noise(5, 12), torch.tensor([0, 11, 3, 3, 7])
     mine = torch.stack(kernels._Judged.apply(logits, targets, 0.7))  # pyright: ignore[reportArgumentType]
-    assert_alike(mine, torch.stack(kernels.judged(logits, targets, 0.7)), [logits])
+    assert_alike(mine, torch.stack(kernels.logprobs_and_entropy(logits, targets, 0.7)), [logits])
 
 
 @pytest.mark.parametrize("shape", [(128, 8), (64, 3, 8)])
 def test_a_gpus_formula_of_a_norm_is_the_processors(shape):
-    given, weight, slope = luck(*shape), luck(8, seed=1), luck(*shape, seed=2).detach()
-    found = kernels.norm(given, weight, 0.1, torch.float32)
-    wanted = torch.autograd.grad(found, [given, weight], slope)
+    given, weight, grad = noise(*shape), noise(8, seed=1), noise(*shape, seed=2).detach()
+    found = kernels.rms_norm(given, weight, 0.1, torch.float32)
+    wanted = torch.autograd.grad(found, [given, weight], grad)
     with torch.no_grad():
-        _, mine, scale = gpu.normed(given, None, weight, 0.1, torch.float32)
-        of_given, _ = gpu.norm_slope(slope, given, weight, scale, None, None)
-        slopes = of_given, gpu.norm_weight_slope(slope, given, scale, 64)
+        _, mine, scale = gpu.rms_norm(given, None, weight, 0.1, torch.float32)
+        given_grad, _ = gpu.rms_norm_backward(grad, given, weight, scale, None, None)
+        grads = given_grad, gpu.rms_norm_weight_grad(grad, given, scale, 64)
     assert torch.allclose(mine, found, atol=1e-5)
-    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(slopes, wanted, strict=True))
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(grads, wanted, strict=True))
 
 
 def test_a_gpus_formula_of_gates_is_the_processors():
-    given, slope = luck(5, 12), luck(5, 6, seed=2).detach()
-    found = kernels.gated(given)
-    (wanted,) = torch.autograd.grad(found, [given], slope)
-    assert torch.allclose(gpu.opened(given), found, atol=1e-6)
-    again, of_given = gpu.opened_again(given, slope)
+    given, grad = noise(5, 12), noise(5, 6, seed=2).detach()
+    found = kernels.swiglu(given)
+    (wanted,) = torch.autograd.grad(found, [given], grad)
+    assert torch.allclose(gpu.swiglu(given), found, atol=1e-6)
+    again, given_grad = gpu.swiglu_and_grad(given, grad)
     assert torch.allclose(again, found, atol=1e-6)
-    assert torch.allclose(of_given, wanted, atol=1e-6)
-    assert torch.allclose(gpu.opened_again(given, None)[0], found, atol=1e-6)
+    assert torch.allclose(given_grad, wanted, atol=1e-6)
+    assert torch.allclose(gpu.swiglu_and_grad(given, None)[0], found, atol=1e-6)
 
 
 def turned(given: Tensor, angles: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ def turned(given: Tensor, angles: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("still", [0, 1])
 def test_halves_are_rotated(still):
-    given, phase = luck(5, 3, 8), luck(5, 4, seed=1).detach()
+    given, phase = noise(5, 3, 8), noise(5, 4, seed=1).detach()
     angles = phase.cos(), phase.sin()
     wanted = torch.cat([turned(given[:, : 3 - still], torch.cat(angles, -1)), given[:, 3 - still :]], 1)
-    assert_alike(kernels.rotated_halves(given, *(x[:, None] for x in angles), still), wanted, [given])
+    assert_alike(kernels.rotary(given, *(x[:, None] for x in angles), still), wanted, [given])
 
 
 @pytest.mark.parametrize("long", [10, 512])
@@ -106,8 +106,8 @@ def test_attention_is_pytorchs_of_what_was_turned(monkeypatch, heads, groups, of
     """Of rows of several lengths that share keys, some of them filled up, among tokens that do not look."""
     monkeypatch.setattr(kernels, "LONG", long)
     words = torch.tensor([3, 1, 1, 0, 2, 3, 1, 0, 0]) if of_words else None
-    queries, memory = (luck(4 if of_words else 9, many, 8, seed=many) for many in (heads, 2 * groups))
-    of_queries, of_keys = (luck(9, 8, seed=seed).detach() for seed in (1, 2))
+    queries, memory = (noise(4 if of_words else 9, many, 8, seed=many) for many in (heads, 2 * groups))
+    of_queries, of_keys = (noise(9, 8, seed=seed).detach() for seed in (1, 2))
     rows = [[0, 1, 2, 3], [0, 1, 4], [5, 6, 7]]  # the tokens of each; the last of them look
     asked, keys = torch.tensor([[2, 3], [4, -1], [7, 6]]), torch.full((3, 16), -1)
     for row, tokens in zip(keys, rows, strict=True):
@@ -133,37 +133,37 @@ def test_slopes_of_a_key_that_many_rows_look_at_meet_in_fp32():
     rows, keys, still = torch.arange(1000)[:, None], torch.zeros(1000, 1, dtype=torch.long), torch.tensor([1.0, 0.0])
     angles = still.repeat_interleave(4).expand(1000, 8).contiguous()
     view = kernels.View([kernels.block(rows, torch.zeros_like(rows), keys)], angles, angles)
-    memory = luck(1000, 2, 8).detach().bfloat16().requires_grad_()
-    kernels.attention(luck(1000, 1, 8), memory, view).sum().backward()
+    memory = noise(1000, 2, 8).detach().bfloat16().requires_grad_()
+    kernels.attention(noise(1000, 1, 8), memory, view).sum().backward()
     assert memory.grad is not None
     assert memory.grad[0, 1].tolist() == [1000] * 8
 
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_product_of_several_layers_is_that_of_each(biased):
-    given, layers = luck(7, 4), [nn.Linear(4, 3, biased), nn.Linear(4, 2, biased)]
+    given, layers = noise(7, 4), [nn.Linear(4, 3, biased), nn.Linear(4, 2, biased)]
     plain = torch.cat([layer(given) for layer in layers], 1)
     packed = fused._pack([*map(fused._linear, layers)], torch.float32)
-    assert_alike(kernels.product(given, packed), plain, [given, *packed.parameters])
+    assert_alike(kernels.linear(given, packed), plain, [given, *packed.parameters])
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("learns_before", [False, True])
 def test_gates_and_the_product_behind_them_are_pytorchs(monkeypatch, learns_before, on_gpu):
     """Also where nothing before them learns, as with adapters of the product alone in the first layer."""
-    given, layer = luck(5, 12).detach().requires_grad_(learns_before), nn.Linear(6, 3)
+    given, layer = noise(5, 12).detach().requires_grad_(learns_before), nn.Linear(6, 3)
     plain = layer(nn.functional.silu(given[:, :6]) * given[:, 6:])
     packed = fused._pack([fused._linear(layer)], torch.float32)
     if on_gpu:
         monkeypatch.setattr(Tensor, "is_cuda", True)
         monkeypatch.setattr(gpu, "_compiled", lambda formula: formula)
     inputs = [*layer.parameters(), *([given] if learns_before else [])]
-    assert_alike(kernels.gated_product(given, packed), plain, inputs)
+    assert_alike(kernels.swiglu_linear(given, packed), plain, inputs)
 
 
 def test_a_frozen_product_has_no_gradient_but_lets_it_through():
-    given, layer = luck(7, 4), nn.Linear(4, 3).requires_grad_(False)
-    kernels.product(given, fused._pack([fused._linear(layer)], torch.float32)).sum().backward()
+    given, layer = noise(7, 4), nn.Linear(4, 3).requires_grad_(False)
+    kernels.linear(given, fused._pack([fused._linear(layer)], torch.float32)).sum().backward()
     assert layer.weight.grad is None
     assert torch.allclose(given.grad, layer.weight.sum(0).expand(7, 4))
 
@@ -194,7 +194,7 @@ def read_and_learned(kind: str, others: dict[str, Any], shared: int, learning: s
         model.train().gradient_checkpointing_enable({"use_reentrant": False})
     with adapters.use("other") if adapters else nullcontext():
         found = Reader(model.get_decoder())(line.to(torch.device(device)), places)
-    found.backward(luck(*found.shape, seed=3).detach().to(device))
+    found.backward(noise(*found.shape, seed=3).detach().to(device))
     named = model.get_decoder().named_parameters()
     return found, {name: weight.grad for name, weight in named if weight.grad is not None}
 
@@ -222,8 +222,8 @@ def test_a_line_is_read_and_learned_from_as_by_the_modules(monkeypatch, kind, ot
 def test_what_is_not_kept_is_computed_twice(monkeypatch, learning, times):
     """But for the last layer, which comes first in the backward pass."""
     seen: list[Tensor] = []
-    gated = kernels.gated
-    monkeypatch.setattr(kernels, "gated", lambda given: seen.append(given) or gated(given))
+    swiglu = kernels.swiglu
+    monkeypatch.setattr(kernels, "swiglu", lambda given: seen.append(given) or swiglu(given))
     read_and_learned("qwen2", {}, 20, learning)
     assert len(seen) == times + 3  # the three layers have been tried
 
@@ -273,6 +273,6 @@ def test_on_a_gpu_it_is_as_close_as_the_modules(monkeypatch, kind, others, learn
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_judgements_are_the_processors():
-    logits, targets = luck(70, 1000), torch.arange(70)
-    mine = torch.stack(kernels.judged(logits.cuda(), targets.cuda(), 0.7)).cpu()
-    assert_alike(mine, torch.stack(kernels.judged(logits, targets, 0.7)), [logits])
+    logits, targets = noise(70, 1000), torch.arange(70)
+    mine = torch.stack(kernels.logprobs_and_entropy(logits.cuda(), targets.cuda(), 0.7)).cpu()
+    assert_alike(mine, torch.stack(kernels.logprobs_and_entropy(logits, targets, 0.7)), [logits])

@@ -36,7 +36,7 @@ def modules(monkeypatch):
 
 @pytest.fixture
 def all_rows(monkeypatch):
-    """The actor reads rows without a slope too."""
+    """The actor reads rows without a gradient too."""
     monkeypatch.setattr(Objective, "moving", lambda self, rows: rows)
 
 
@@ -78,8 +78,8 @@ def opinions(policy: Policy, segments: list[Segment]) -> tuple[Batch, Credit]:
     """A batch as the policy itself would have sampled it a little earlier, with advantages and returns of all sizes."""
     batch = pack(segments)
     count = len(batch.logprobs)
-    luck = torch.Generator().manual_seed(3)
-    noise = [torch.randn(count, generator=luck) for _ in range(4)]
+    rng = torch.Generator().manual_seed(3)
+    noise = [torch.randn(count, generator=rng) for _ in range(4)]
     batch = replace(batch, logprobs=policy.logprobs(batch, 100_000) + 0.3 * noise[0])
     values = policy.score(batch, 100_000).values
     reference = batch.logprobs + 0.5 * noise[3]
@@ -290,7 +290,7 @@ def test_minibatches_take_the_whole_batch_apart(tiny):
     assert torch.allclose(parts.double() @ shares, target.double(), atol=1e-5)
 
 
-# -- rows that have no slope
+# -- rows that have no gradient
 
 
 def partly_credited(policy: Policy) -> tuple[Batch, Credit, int]:

@@ -83,14 +83,14 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
     ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run("train", recipe, *common, f"run={whole}") == 0
-    luck = random.Random(memory)
-    for number, lines in enumerate(sorted(luck.sample(range(steps), kills))):
+    rng = random.Random(memory)
+    for number, lines in enumerate(sorted(rng.sample(range(steps), kills))):
         resume = ["--resume"] if number else []
         # Nothing is written before the first line but the folder itself: wait for that line at least.
         kill_after(
             killed / "metrics.jsonl",
             max(1, lines),
-            luck.uniform(0, 0.2),
+            rng.uniform(0, 0.2),
             "train",
             recipe,
             *common,

@@ -161,7 +161,7 @@ def test_given_the_same_seeds_and_replies_both_play_the_same_segments(played, mo
     monkeypatch.setattr(ppo, "sample", recorded.sample)
     slots = [ppo.Slot(TASKS[slot % len(TASKS)], 0) for slot in range(N_ENV)]
     for slot, seeds in zip(slots, recorded.seeds, strict=True):
-        slot.luck = Dealt(seeds)
+        slot.rng = Dealt(seeds)
         slot.begin()
     for batch in played.batches:
         segments, wins = ppo.play(None, played.tokenizer, slots)

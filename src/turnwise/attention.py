@@ -141,7 +141,7 @@ def _rows(line: Tensor, at: Tensor) -> Tensor:
 def _looked_up(table: Tensor, at: Tensor) -> Tensor:
     """[..., D] of [N, D] and places [...], some of which may be the same.
 
-    As words are looked up: slopes meet in a sum of a fixed order, in fp32.
+    As words are looked up: gradients meet in a sum of a fixed order, in fp32.
     """
     exact = table if table.is_cuda else table.float()  # a GPU adds up in fp32 by itself
     return nn.functional.embedding(at, exact).to(table.dtype)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-# What training alone heeds, and so neither an evaluation nor a probe; levels and luck are the same in all of them.
+# What training alone heeds, and so neither an evaluation nor a probe; levels and seeds are the same in all of them.
 _IDLE = (
     *("run", "seed", "steps", "engine", "advantage", "kl", "update", "warmup", "log", "checkpoint"),
     *("rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_episode_turns"),

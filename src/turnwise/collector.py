@@ -48,12 +48,12 @@ class Collector:
                 group, member = divmod(index, size)
                 task = deal[group % len(deal)]
                 levels = partial(self._level, task, group)
-                luck = (member,) if size > 1 else ()
+                own = (member,) if size > 1 else ()
                 kept: dict[str, Any] = {
                     "written": partial(self._written, index),
                     "traced": partial(self._traced, group),
                 }
-                slot = Slot(index, task, config, codec, self._shared, levels, luck, group, **kept)
+                slot = Slot(index, task, config, codec, self._shared, levels, own, group, **kept)
                 self.slots.append(slot)
             self.samples = fingerprint(self._shared.data.train) if config.data else ""  # tells them from others
             if config.data is not None:

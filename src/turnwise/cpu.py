@@ -1,9 +1,9 @@
-"""What lies between the products of a layer, in loops that numba compiles for a processor, as gpu.py for a GPU.
+"""What lies between the matrix products of a layer, in loops that numba compiles for a processor, as gpu.py for a GPU.
 
 Each number is read once, computed with in fp32, and written once. Loops see bf16 as its bits. Sums are taken in the
 order in which they are written, so that they are the same to the last bit however the loops are compiled.
 
-Shapes: N vectors of D numbers, I units of a perceptron; b rows of C places, heads of d numbers.
+Shapes: N vectors of D numbers, I units of an MLP; b rows of C columns, heads of d numbers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from turnwise.threads import has_threads, use_threads
 
 Numbers: TypeAlias = NDArray[np.float32]
 Either: TypeAlias = NDArray[Any]  # fp32, or the bits of bf16
-Places: TypeAlias = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.int64]
 
 _ROWS = 64  # vectors at a time, by one thread
 _SIDE_BY_SIDE = 64  # sums, of which a vector's is made: four become one, three times
@@ -36,63 +36,63 @@ _part: Any = numba.njit(error_model="numpy")
 _loops = partial(compiled, parallel=has_threads(), nogil=True, error_model="numpy")
 
 
-def opened(given: Tensor) -> Tensor:
+def swiglu(given: Tensor) -> Tensor:
     """SwiGLU: [N, I] of gates and ups [N, 2 I]."""
     found = given.new_empty((len(given), given.shape[1] // 2))
     use_threads()
-    _opened(_array(given), _array(found))
+    _swiglu(_array(given), _array(found))
     return found
 
 
-def opened_slope(given: Tensor, slope: Tensor) -> Tensor:
-    """Of gates and ups [N, 2 I], by that of what SwiGLU makes of them [N, I]."""
+def swiglu_backward(given: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of gates and ups [N, 2 I], given that of what SwiGLU makes of them [N, I]."""
     found = given.new_empty(given.shape)
     use_threads()
-    _opened_slope(_array(given), _array(slope), _array(found))
+    _swiglu_backward(_array(given), _array(grad), _array(found))
     return found
 
 
-def normed(
-    given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+def rms_norm(
+    given: Tensor, added: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum [..., D], or what is given; its RMS norm over the last axis, in `kind`; the norm's scale [..., 1]."""
+    """The sum [..., D], or what is given; its RMS norm over the last axis, in `dtype`; the norm's scale [..., 1]."""
     given = given.contiguous()
     total = given if added is None else given.new_empty(given.shape)
-    found, scale = given.new_empty(given.shape, dtype=kind), given.new_empty((*given.shape[:-1], 1))
-    read = _vectors(given), _vectors(added), _array(weight), np.float32(floor)
+    found, scale = given.new_empty(given.shape, dtype=dtype), given.new_empty((*given.shape[:-1], 1))
+    read = _vectors(given), _vectors(added), _array(weight), np.float32(eps)
     use_threads()
-    _normed(*read, _vectors(total), _vectors(found), _array(scale).reshape(-1))
+    _rms_norm(*read, _vectors(total), _vectors(found), _array(scale).reshape(-1))
     return total, found, scale
 
 
-def norm_slope(
-    slope: Tensor,
+def rms_norm_backward(
+    grad: Tensor,
     total: Tensor,
     weight: Tensor,
     scale: Tensor,
-    beside: Tensor | None,
-    kind: torch.dtype | None,
-    learns: bool,
+    total_grad: Tensor | None,
+    dtype: torch.dtype | None,
+    weight_learns: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of the sum [..., D], in fp32, by that of its norm and by another of itself, if there is one; in `kind` too.
+    """The gradient of the sum [..., D] in fp32, the same in `dtype`, and that of the weight [D], if it learns.
 
-    And that of the weight [D], if it learns.
+    Given are the gradient of the norm and, if the sum is used elsewhere, what comes from there.
     """
     found = total.new_empty(total.shape)
-    again = None if kind is None or kind == found.dtype else found.new_empty(found.shape, dtype=kind)
-    of_weight = total.new_zeros((-(-scale.numel() // _ROWS), len(weight))) if learns else None
-    read = _vectors(slope), _vectors(total), _array(weight), _array(scale).reshape(-1), _vectors(beside)
+    rounded = None if dtype is None or dtype == found.dtype else found.new_empty(found.shape, dtype=dtype)
+    weight_grad = total.new_zeros((-(-scale.numel() // _ROWS), len(weight))) if weight_learns else None
+    read = _vectors(grad), _vectors(total), _array(weight), _array(scale).reshape(-1), _vectors(total_grad)
     use_threads()
-    _norm_slope(*read, _vectors(found), _vectors(again), _vectors(of_weight))
-    return found, found if kind == found.dtype else again, None if of_weight is None else of_weight.sum(0)
+    _rms_norm_backward(*read, _vectors(found), _vectors(rounded), _vectors(weight_grad))
+    return found, found if dtype == found.dtype else rounded, None if weight_grad is None else weight_grad.sum(0)
 
 
 @dataclass(frozen=True)
 class Side:
-    """Which vectors of [N, H, d] lie side by side: of some heads, those of the places `at` [b, C]; -1 stands for zeros.
+    """Which vectors of [N, H, d] are gathered: of some heads, those of the tokens `at` [b, C]; -1 stands for zeros.
 
-    With angles [., d] of all places, cosines and then sines, each number of a vector's first half is turned with one of
-    the second. With `words` [.] places are of words, which have the vectors.
+    With angles [., d] of all tokens, cosines and then sines, the vectors are rotated: each number of the first half
+    with one of the second. With `words` [.] the vectors are those of words, and it says which word each token is.
     """
 
     heads: slice
@@ -101,27 +101,27 @@ class Side:
     words: Tensor | None = None
 
     @property
-    def arrays(self) -> tuple[int, Places, Numbers | None, Places | None]:
+    def arrays(self) -> tuple[int, Indices, Numbers | None, Indices | None]:
         angles, words = (None if x is None else x.numpy() for x in (self.angles, self.words))
         return self.heads.start, self.at.numpy(), angles, words
 
 
-def laid(given: Tensor, side: Side, *kinds: torch.dtype) -> list[Tensor]:
-    """Vectors side by side [b, h, C, d], turned in fp32; in each of one or two kinds."""
+def gather(given: Tensor, side: Side, *dtypes: torch.dtype) -> list[Tensor]:
+    """Vectors [b, h, C, d], rotated in fp32; in each of one or two dtypes."""
     shape = len(side.at), side.heads.stop - side.heads.start, side.at.shape[1], given.shape[2]
     # The finer comes first: of it the other is made.
-    found = {kind: given.new_empty(shape, dtype=kind) for kind in sorted(kinds, key=lambda kind: -kind.itemsize)}
+    found = {dtype: given.new_empty(shape, dtype=dtype) for dtype in sorted(dtypes, key=lambda dtype: -dtype.itemsize)}
     one, *other = map(_array, found.values())
     use_threads()
-    _laid(_array(given), *side.arrays, one, other[0] if other else None)
-    return [found[kind] for kind in kinds]
+    _gather(_array(given), *side.arrays, one, other[0] if other else None)
+    return [found[dtype] for dtype in dtypes]
 
 
-def brought_back(rows: Tensor, side: Side, sums: Tensor) -> None:
-    """Add vectors that lie side by side to those of `sums` [N, H, d] they are of, turned back: the slope of `laid`."""
+def scatter_add(rows: Tensor, side: Side, sums: Tensor) -> None:
+    """Add vectors to those of `sums` [N, H, d] that they were gathered from, rotated back: the gradient of `gather`."""
     rows = rows.view(len(side.at), side.heads.stop - side.heads.start, -1, sums.shape[2])
     use_threads()
-    _brought_back(_array(rows), *side.arrays, _array(sums))
+    _scatter_add(_array(rows), *side.arrays, _array(sums))
 
 
 def _array(x: Tensor) -> Either:
@@ -135,7 +135,7 @@ def _vectors(x: Tensor | None) -> Either | None:
 
 
 @_loops
-def _opened(given: Either, found: Either) -> None:
+def _swiglu(given: Either, found: Either) -> None:
     for n in numba.prange(len(found)):
         both, row = given[n], found[n]
         size = len(row)
@@ -145,9 +145,9 @@ def _opened(given: Either, found: Either) -> None:
 
 
 @_loops
-def _opened_slope(given: Either, slope: Either, found: Either) -> None:
-    for n in numba.prange(len(slope)):
-        both, own, row = given[n], slope[n], found[n]
+def _swiglu_backward(given: Either, grad: Either, found: Either) -> None:
+    for n in numba.prange(len(grad)):
+        both, own, row = given[n], grad[n], found[n]
         size = len(own)
         for i in range(size):
             gate, up, x = _load(both[i]), _load(both[size + i]), _load(own[i])
@@ -157,8 +157,8 @@ def _opened_slope(given: Either, slope: Either, found: Either) -> None:
 
 
 @_loops
-def _normed(
-    given: Numbers, added: Either | None, weight: Numbers, floor: float, total: Numbers, found: Either, scale: Numbers
+def _rms_norm(
+    given: Numbers, added: Either | None, weight: Numbers, eps: float, total: Numbers, found: Either, scale: Numbers
 ) -> None:
     size = len(weight)
     for block in numba.prange(-(-len(found) // _ROWS)):
@@ -168,98 +168,98 @@ def _normed(
             if added is not None:
                 for i in range(size):
                     row[i] = given[n, i] + _load(added[n, i])
-            factor = _ONE / np.sqrt(_product(row, row, sums) / np.float32(size) + floor)
+            inverse = _ONE / np.sqrt(_dot(row, row, sums) / np.float32(size) + eps)
             for i in range(size):
-                _store(of_unit_size, i, row[i] * factor * weight[i])
-            scale[n] = factor
+                _store(of_unit_size, i, row[i] * inverse * weight[i])
+            scale[n] = inverse
 
 
 @_loops
-def _norm_slope(
-    slope: Either,
+def _rms_norm_backward(
+    grad: Either,
     total: Numbers,
     weight: Numbers,
     scale: Numbers,
-    beside: Numbers | None,
+    total_grad: Numbers | None,
     found: Numbers,
-    again: Either | None,
-    of_weight: Numbers | None,
+    rounded: Either | None,
+    weight_grad: Numbers | None,
 ) -> None:
     size = len(weight)
     for block in numba.prange(-(-len(found) // _ROWS)):
         sums, own = np.empty(_SIDE_BY_SIDE, np.float32), np.empty(size, np.float32)
         for n in range(block * _ROWS, min(len(found), (block + 1) * _ROWS)):
-            row, of_row, factor = total[n], found[n], scale[n]
+            row, grad_row, inverse = total[n], found[n], scale[n]
             for i in range(size):
-                own[i] = _load(slope[n, i]) * weight[i]
-            along = _product(own, row, sums) * factor * factor * factor / np.float32(size)
+                own[i] = _load(grad[n, i]) * weight[i]
+            projection = _dot(own, row, sums) * inverse * inverse * inverse / np.float32(size)
             for i in range(size):
-                of_row[i] = own[i] * factor - row[i] * along
-            if beside is not None:
+                grad_row[i] = own[i] * inverse - row[i] * projection
+            if total_grad is not None:
                 for i in range(size):
-                    of_row[i] += beside[n, i]
-            if again is not None:
+                    grad_row[i] += total_grad[n, i]
+            if rounded is not None:
                 for i in range(size):
-                    _store(again[n], i, of_row[i])
-            if of_weight is not None:
+                    _store(rounded[n], i, grad_row[i])
+            if weight_grad is not None:
                 for i in range(size):
-                    of_weight[block, i] += _load(slope[n, i]) * row[i] * factor
+                    weight_grad[block, i] += _load(grad[n, i]) * row[i] * inverse
 
 
 @_loops
-def _laid(
+def _gather(
     given: Either,
     first: int,
-    at: Places,
+    at: Indices,
     angles: Numbers | None,
-    words: Places | None,
+    words: Indices | None,
     found: Either,
-    again: Either | None,
+    rounded: Either | None,
 ) -> None:
     rows, heads, columns, size = found.shape
     half = size // 2
     for n in numba.prange(rows * heads):
         b, h = n // heads, n % heads
         for c in range(columns):
-            place, row = at[b, c], found[b, h, c]
-            if place < 0:
+            index, row = at[b, c], found[b, h, c]
+            if index < 0:
                 for i in range(size):
                     _store(row, i, _ZERO)
             else:
-                vector = given[place if words is None else words[place], first + h]
+                vector = given[index if words is None else words[index], first + h]
                 if angles is None:
                     for i in range(size):
                         _store(row, i, _load(vector[i]))
                 else:
-                    angle = angles[place]
+                    angle = angles[index]
                     for i in range(half):
                         one, other, cosine, sine = _load(vector[i]), _load(vector[half + i]), angle[i], angle[half + i]
                         _store(row, i, one * cosine - other * sine)
                         _store(row, half + i, one * sine + other * cosine)
-            if again is not None:
-                more = again[b, h, c]
+            if rounded is not None:
+                more = rounded[b, h, c]
                 for i in range(size):
                     _store(more, i, _load(row[i]))
 
 
 @_loops
-def _brought_back(
-    rows: Either, first: int, at: Places, angles: Numbers | None, words: Places | None, sums: Either
+def _scatter_add(
+    rows: Either, first: int, at: Indices, angles: Numbers | None, words: Indices | None, sums: Either
 ) -> None:
     heads, size = rows.shape[1], rows.shape[3]
     half = size // 2
-    for h in numba.prange(heads):  # rows share places, and no heads
+    for h in numba.prange(heads):  # rows share tokens, and no heads
         for b in range(len(at)):
             for c in range(at.shape[1]):
-                place = at[b, c]
-                if place < 0:
+                index = at[b, c]
+                if index < 0:
                     continue
-                vector, total = rows[b, h, c], sums[place if words is None else words[place], first + h]
+                vector, total = rows[b, h, c], sums[index if words is None else words[index], first + h]
                 if angles is None:
                     for i in range(size):
                         _store(total, i, _load(total[i]) + _load(vector[i]))
                 else:
-                    angle = angles[place]
+                    angle = angles[index]
                     for i in range(half):
                         one, other, cosine, sine = _load(vector[i]), _load(vector[half + i]), angle[i], angle[half + i]
                         _store(total, i, _load(total[i]) + (one * cosine + other * sine))
@@ -267,8 +267,8 @@ def _brought_back(
 
 
 @_part
-def _product(one: Numbers, other: Numbers, sums: Numbers) -> Any:
-    """Of two vectors [D]; `sums` is room for as many as are taken side by side."""
+def _dot(one: Numbers, other: Numbers, sums: Numbers) -> Any:
+    """The dot product of two vectors [D]; `sums` is room for as many as are taken side by side."""
     whole = len(one) // _SIDE_BY_SIDE * _SIDE_BY_SIDE
     sums[:] = 0
     for start in range(0, whole, _SIDE_BY_SIDE):

@@ -32,12 +32,12 @@ def can_read(trunk: PreTrainedModel) -> bool:
     if not in_family(trunk):
         return False
     parts: Any = trunk
-    query = torch.empty(0, parts.layers[0].self_attn.head_dim, device=trunk.device, dtype=_kind(trunk.device.type))
+    query = torch.empty(0, parts.layers[0].self_attn.head_dim, device=trunk.device, dtype=_dtype(trunk.device.type))
     return trunk.device.type == "cpu" or flash.takes(query)
 
 
-def _kind(device: str) -> torch.dtype:
-    """In which products are computed."""
+def _dtype(device: str) -> torch.dtype:
+    """The precision of matrix products."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
@@ -56,7 +56,7 @@ class _Linear:
 class _Layer:
     """What a layer computes with: known before its activations are computed anew, when other adapters are in use."""
 
-    norms: Sequence[Any]  # before attention and before the perceptron
+    norms: Sequence[Any]  # before attention and before the MLP
     head_norms: Sequence[Any]  # of queries and keys, or None each
     query: _Linear
     memory: Sequence[_Linear]  # keys and values
@@ -72,7 +72,7 @@ class Reader:
         """`keep` what layers are packed into, from line to line, which takes as much memory as the weights."""
         self.trunk: Any = trunk
         self.device = trunk.device.type
-        self.kind = _kind(self.device)
+        self.dtype = _dtype(self.device)
         self.layers = [*map(_resolve, self.trunk.layers)]
         self.twice = any(getattr(layer, "gradient_checkpointing", False) for layer in self.trunk.layers)
         self._kept: dict[tuple[int, ...], Packed] | None = {} if keep else None
@@ -84,10 +84,10 @@ class Reader:
 
     def pack(self, layers: Sequence[_Linear]) -> Packed:
         if self._kept is None:
-            return _pack(layers, self.kind)
+            return _pack(layers, self.dtype)
         key = tuple(id(layer.weight) for layer in layers)
         if key not in self._kept:
-            self._kept[key] = _pack(layers, self.kind)
+            self._kept[key] = _pack(layers, self.dtype)
         return self._kept[key]
 
 
@@ -96,9 +96,9 @@ class _Reading(ABC):
 
     def __init__(self, reader: Reader, line: Line, places: Tensor):
         config: Any = reader.trunk.config
-        self.reader, self.trunk, self.kind = reader, reader.trunk, reader.kind
+        self.reader, self.trunk, self.dtype = reader, reader.trunk, reader.dtype
         self.line, self.places = line, places
-        self.floor = config.rms_norm_eps
+        self.eps = config.rms_norm_eps
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.size: int = self.trunk.layers[0].self_attn.head_dim
         self.count = padded(len(line.tokens))
@@ -121,7 +121,7 @@ class _Reading(ABC):
                 hidden, added = self._layer(layer, hidden, added, None, of_words)
             of_words = None
         hidden, added = self._layer(last, hidden, added, self.places, of_words)
-        _, found = kernels.added_norm(hidden, added, self.trunk.norm.weight, self.floor, torch.float32)
+        _, found = kernels.add_rms_norm(hidden, added, self.trunk.norm.weight, self.eps, torch.float32)
         return found[: len(self.places)]
 
     @abstractmethod
@@ -148,20 +148,20 @@ class _Reading(ABC):
 
         With `places` only what comes out there, filled up.
         """
-        hidden, given = self._added_norm(hidden, added, layer.norms[0])
+        hidden, given = self._add_rms_norm(hidden, added, layer.norms[0])
         found, hidden = self.attend(layer, given, hidden, places, of_words)
-        hidden, given = self._added_norm(hidden, self._product(found, [layer.out]), layer.norms[1])
-        both = self._product(given, layer.gate_up)
-        return hidden, kernels.gated_product(both, self.reader.pack([layer.down]))
+        hidden, given = self._add_rms_norm(hidden, self._linear_of(found, [layer.out]), layer.norms[1])
+        both = self._linear_of(given, layer.gate_up)
+        return hidden, kernels.swiglu_linear(both, self.reader.pack([layer.down]))
 
-    def _norm(self, given: Tensor, norm: Any, kind: torch.dtype) -> Tensor:
-        return kernels.norm(given, norm.weight, self.floor, kind)
+    def _rms_norm(self, given: Tensor, norm: Any, dtype: torch.dtype) -> Tensor:
+        return kernels.rms_norm(given, norm.weight, self.eps, dtype)
 
-    def _added_norm(self, hidden: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
-        return kernels.added_norm(hidden, added, norm.weight, self.floor, self.kind)
+    def _add_rms_norm(self, hidden: Tensor, added: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return kernels.add_rms_norm(hidden, added, norm.weight, self.eps, self.dtype)
 
-    def _product(self, given: Tensor, layers: Sequence[_Linear]) -> Tensor:
-        return kernels.product(given, self.reader.pack(layers))
+    def _linear_of(self, given: Tensor, layers: Sequence[_Linear]) -> Tensor:
+        return kernels.linear(given, self.reader.pack(layers))
 
 
 class _OnGPU(_Reading):
@@ -175,13 +175,15 @@ class _OnGPU(_Reading):
     def attend(
         self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        heads = self._product(given, [layer.query, *layer.memory]).unflatten(1, (-1, self.size))
+        heads = self._linear_of(given, [layer.query, *layer.memory]).unflatten(1, (-1, self.size))
         if layer.head_norms[0] is not None:
             *both, values = heads.split((self.heads, self.groups, self.groups), 1)
-            normed = [self._norm(x.float(), norm, self.kind) for x, norm in zip(both, layer.head_norms, strict=True)]
+            normed = [
+                self._rms_norm(x.float(), norm, self.dtype) for x, norm in zip(both, layer.head_norms, strict=True)
+            ]
             heads = torch.cat([*normed, values], 1)
-        turned = kernels.rotated_halves(heads, *self.angles, self.groups)
-        queries, memory = turned.split((self.heads, 2 * self.groups), 1)
+        rotated = kernels.rotary(heads, *self.angles, self.groups)
+        queries, memory = rotated.split((self.heads, 2 * self.groups), 1)
         found = self.rows.attend_flat(queries, memory, None).flatten(1)
         return (found, hidden) if places is None else (_at(found, places), _at(hidden, places))
 
@@ -202,16 +204,16 @@ class _OnProcessor(_Reading):
         self, layer: _Layer, given: Tensor, hidden: Tensor, places: Tensor | None, of_words: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         of_queries, of_keys = layer.head_norms
-        memory = self._product(given, layer.memory).unflatten(1, (2 * self.groups, self.size))
+        memory = self._linear_of(given, layer.memory).unflatten(1, (2 * self.groups, self.size))
         if of_keys is not None:
             keys, values = memory.chunk(2, 1)
-            memory = torch.cat([self._norm(keys.float(), of_keys, self.kind), values], 1)
+            memory = torch.cat([self._rms_norm(keys.float(), of_keys, self.dtype), values], 1)
         angles, blocks = self.angles_of_queries, self.blocks
         if places is not None:
             given, hidden, angles, blocks = _at(given, places), _at(hidden, places), _at(angles, places), self._asked()
-        queries = self._product(given, [layer.query]).unflatten(1, (self.heads, self.size))
+        queries = self._linear_of(given, [layer.query]).unflatten(1, (self.heads, self.size))
         if of_queries is not None:
-            queries = self._norm(queries.float(), of_queries, self.kind)
+            queries = self._rms_norm(queries.float(), of_queries, self.dtype)
         hidden = hidden if of_words is None else hidden.index_select(0, of_words)
         return kernels.attention(queries, memory, View(blocks, angles, self.angles, of_words)), hidden
 
@@ -247,15 +249,15 @@ class _OnProcessor(_Reading):
 
 
 def _resolve(layer: Any) -> _Layer:
-    attention, perceptron = layer.self_attn, layer.mlp
+    attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
         norms=[layer.input_layernorm, layer.post_attention_layernorm],
         head_norms=[getattr(attention, name, None) for name in ("q_norm", "k_norm")],
         query=_linear(attention.q_proj),
         memory=[_linear(attention.k_proj), _linear(attention.v_proj)],
         out=_linear(attention.o_proj),
-        gate_up=[_linear(perceptron.gate_proj), _linear(perceptron.up_proj)],
-        down=_linear(perceptron.down_proj),
+        gate_up=[_linear(mlp.gate_proj), _linear(mlp.up_proj)],
+        down=_linear(mlp.down_proj),
     )
 
 
@@ -268,20 +270,20 @@ def _linear(part: Any) -> _Linear:
     return _Linear(base.weight, base.bias, part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name])
 
 
-def _pack(layers: Sequence[_Linear], kind: torch.dtype) -> Packed:
+def _pack(layers: Sequence[_Linear], dtype: torch.dtype) -> Packed:
     """The layers' weights as one, with their adapters added."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     parameters = [*(layer.weight for layer in layers), *biases]
     sizes = [len(layer.weight) for layer in layers]
     adapters = _adapters(layers)
     with torch.no_grad():
-        weight = layers[0].weight.new_empty((sum(sizes), layers[0].weight.shape[1]), dtype=kind)
+        weight = layers[0].weight.new_empty((sum(sizes), layers[0].weight.shape[1]), dtype=dtype)
         for part, layer in zip(weight.split(sizes), layers, strict=True):
             part.copy_(_adapted(layer))
-        bias = torch.cat([bias.to(kind) for bias in biases]) if biases else None
+        bias = torch.cat([bias.to(dtype) for bias in biases]) if biases else None
         low = high = None
         if adapters:
-            low = torch.cat([one.low.to(kind) for one in adapters])
+            low = torch.cat([one.low.to(dtype) for one in adapters])
             high = weight.new_zeros((len(weight), len(low)))
             for one in adapters:
                 high[one.rows, one.ranks] = one.high * one.scale

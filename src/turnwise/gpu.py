@@ -1,8 +1,9 @@
 """Formulas of which a GPU makes one kernel each, by torch.compile; a processor takes them as they stand.
 
-On a GPU products are fast, and what lies between them waits for memory: each number should be read and written once.
+On a GPU matrix products are fast, and what lies between them waits for memory: each number should be read and written
+once.
 
-Shapes: N tokens, D hidden units, d units of a head, I units of a perceptron, V tokens that there are.
+Shapes: N tokens, D hidden units, d units of a head, I units of an MLP, V tokens that there are.
 """
 
 import warnings
@@ -58,42 +59,48 @@ def _can_compile() -> bool:
 
 
 @in_one
-def normed(
-    given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+def rms_norm(
+    given: Tensor, added: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The sum [..., D], if anything is added; its RMS norm over the last axis, in `kind`; the norm's scale [..., 1]."""
+    """The sum [..., D], if anything is added; its RMS norm over the last axis in `dtype`; the norm's scale [..., 1]."""
     total = given if added is None else given + added
-    scale = (total.square().mean(-1, keepdim=True) + floor).rsqrt()
-    return None if added is None else total, (total * scale * weight).to(kind), scale
+    scale = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return None if added is None else total, (total * scale * weight).to(dtype), scale
 
 
 @in_one
-def unit(given: Tensor, floor: Tensor, kind: torch.dtype) -> Tensor:
-    """Vectors [..., D] over the root of their squares' sum and of the floor's square, in `kind`."""
-    return (given * (given.square().sum(-1, keepdim=True) + floor.square()).rsqrt()).to(kind)
+def normalised(given: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
+    """Vectors [..., D] over the root of their squares' sum and of the square of `eps`, in `dtype`."""
+    return (given * (given.square().sum(-1, keepdim=True) + eps.square()).rsqrt()).to(dtype)
 
 
 @in_one
-def norm_slope(
-    slope: Tensor, total: Tensor, weight: Tensor, scale: Tensor, beside: Tensor | None, kind: torch.dtype | None
+def rms_norm_backward(
+    grad: Tensor, total: Tensor, weight: Tensor, scale: Tensor, total_grad: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Of the sum [..., D], in fp32, by that of its norm and by another of itself, if there is one; in `kind` too."""
-    own = slope.float() * weight
-    along = (own * total).mean(-1, keepdim=True)  # how much the slope points along what is normed
-    found = own * scale - total * (along * scale**3)
-    found = found if beside is None else found + beside
-    return found, None if kind is None else found.to(kind)
+    """The gradient of the sum [..., D] in fp32, and the same in `dtype`.
+
+    Given are the gradient of the norm and, if the sum is used elsewhere, what comes from there.
+    """
+    own = grad.float() * weight
+    projection = (own * total).mean(-1, keepdim=True)
+    found = own * scale - total * (projection * scale**3)
+    found = found if total_grad is None else found + total_grad
+    return found, None if dtype is None else found.to(dtype)
 
 
 @in_one
-def norm_weight_slope(slope: Tensor, given: Tensor, scale: Tensor, rows: int) -> Tensor:
-    """Of the weight [D], in fp32; the number of vectors is a multiple of `rows`, whose sums are taken side by side."""
-    return (slope.float() * given * scale).reshape(-1, rows, given.shape[-1]).sum(1).sum(0)
+def rms_norm_weight_grad(grad: Tensor, given: Tensor, scale: Tensor, rows: int) -> Tensor:
+    """The gradient of the weight [D], in fp32.
+
+    The number of vectors is a multiple of `rows`, whose sums are taken side by side.
+    """
+    return (grad.float() * given * scale).reshape(-1, rows, given.shape[-1]).sum(1).sum(0)
 
 
 @in_one
-def turned(given: Tensor, cosine: Tensor, sine: Tensor, kind: torch.dtype, still: int = 0) -> Tensor:
-    """Vectors [N, heads, d] rotated by angles [N, 1, d / 2], the first half of each with the second, in `kind`.
+def rotary(given: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, still: int = 0) -> Tensor:
+    """Vectors [N, heads, d] rotated by angles [N, 1, d / 2], the first half of each with the second, in `dtype`.
 
     The last heads, so many, stay as they are.
     """
@@ -101,30 +108,30 @@ def turned(given: Tensor, cosine: Tensor, sine: Tensor, kind: torch.dtype, still
     rotated, rest = exact.split((given.shape[1] - still, still), 1)
     one, other = rotated.chunk(2, -1)
     rotated = torch.cat([one * cosine - other * sine, one * sine + other * cosine], -1)
-    return torch.cat([rotated, rest], 1).to(kind)
+    return torch.cat([rotated, rest], 1).to(dtype)
 
 
 @in_one
-def opened(given: Tensor) -> Tensor:
+def swiglu(given: Tensor) -> Tensor:
     """SwiGLU: [N, I] of gates and ups [N, 2 I]."""
     gate, up = given.float().chunk(2, -1)
     return (nn.functional.silu(gate) * up).to(given.dtype)
 
 
 @in_one
-def opened_again(given: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What SwiGLU makes of gates and ups [N, 2 I], and by its slope [N, I], if there is one, that of these."""
+def swiglu_and_grad(given: Tensor, grad: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What SwiGLU makes of gates and ups [N, 2 I], and given its gradient [N, I], that of these."""
     gate, up = given.float().chunk(2, -1)
     share = gate.sigmoid()
     found = (gate * share * up).to(given.dtype)
-    if slope is None:
+    if grad is None:
         return found, None
-    of_gate = slope * up * share * (1 + gate * (1 - share))
-    return found, torch.cat([of_gate, slope * gate * share], -1).to(given.dtype)
+    gate_grad = grad * up * share * (1 + gate * (1 - share))
+    return found, torch.cat([gate_grad, grad * gate * share], -1).to(given.dtype)
 
 
 @in_one
-def judged(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs of the targets and entropies [N], of logits [N, V] in any precision; and the logs of their sums."""
     scaled = logits.float() / temperature
     total = scaled.logsumexp(-1, keepdim=True)
@@ -134,19 +141,19 @@ def judged(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor,
 
 
 @in_one
-def judged_slope(
+def logprobs_and_entropy_backward(
     logits: Tensor,
     targets: Tensor,
     temperature: float,
     total: Tensor,
     entropy: Tensor,
-    of_logprobs: Tensor,
-    of_entropy: Tensor,
+    logprobs_grad: Tensor,
+    entropy_grad: Tensor,
 ) -> Tensor:
-    """Of the logits [N, V], by those of log-probs and entropies [N] and by what `judged` said."""
+    """The gradient of the logits [N, V], given those of log-probs and entropies [N]."""
     logprobs = logits.float() / temperature - total
     shares = logprobs.exp()
     chosen = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
-    slope = of_logprobs[:, None] * (chosen.float() - shares)
-    slope = slope - of_entropy[:, None] * shares * (logprobs + entropy[:, None])
-    return (slope / temperature).to(logits.dtype)
+    grad = logprobs_grad[:, None] * (chosen.float() - shares)
+    grad = grad - entropy_grad[:, None] * shares * (logprobs + entropy[:, None])
+    return (grad / temperature).to(logits.dtype)

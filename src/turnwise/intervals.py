@@ -65,9 +65,9 @@ def rate_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 def bootstrap(values: Sequence[float]) -> Interval:
     """The mean of one or more values, by percentile bootstrap (Efron 1979); the same in every call."""
-    luck = np.random.Generator(np.random.Philox(derive("bootstrap")))
+    rng = np.random.Generator(np.random.Philox(derive("bootstrap")))
     found, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    drawn = luck.multinomial(len(values), counts / len(values), size=RESAMPLES)  # how often each value comes up
+    drawn = rng.multinomial(len(values), counts / len(values), size=RESAMPLES)  # how often each value comes up
     low, high = np.percentile(drawn @ found / len(values), [2.5, 97.5])
     error = float(np.std(values)) / math.sqrt(len(values))
     return Interval(float(np.mean(values)), float(low), float(high), error)

@@ -1,9 +1,9 @@
 # pyright: reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
 """What the layers of a decoder compute, forwards and backwards, in as few operations as there can be.
 
-A small model's products take a millisecond or two on a processor; what lies around them must not take longer. Each
-function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice. What lies
-between products is compiled, of formulas for a GPU (gpu.py) and of loops for a processor (cpu.py).
+A small model's matrix products take a millisecond or two on a processor; what lies around them must not take longer.
+Each function here has the backward pass that one would write by hand: nothing is cast, copied or kept twice. What lies
+between matrix products is compiled, of formulas for a GPU (gpu.py) and of loops for a processor (cpu.py).
 
 Shapes: N tokens, D hidden units, d units of a head, H query heads, G groups of keys and values, R ranks of adapters.
 """
@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from turnwise import cpu, gpu
 from turnwise.cpu import Side
 
-# A processor prepares every new shape of a product anew, so only few are let occur: multiples of so many
+# A processor prepares every new shape of a matrix product anew, so only few are let occur: multiples of so many
 _COUNT = 64  # tokens or places
 WIDTH = 16  # tokens of rows that lie side by side
 LONG = 512  # tokens that a query looks at, beyond which its weights are not kept
@@ -55,131 +55,131 @@ class Adapter:
     ranks: slice  # of R
 
 
-class _Product(Function):
+class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, packed: Packed, gates: bool, *_: nn.Parameter) -> Tensor:
         # What is saved may be dropped and computed again; what the context holds beside is small.
         ctx.save_for_backward(given, packed.weight, packed.low, packed.high)
         ctx.biased, ctx.adapters, ctx.gates = packed.bias is not None, packed.adapters, gates
         ctx.sizes = [len(parameter) for parameter in packed.parameters if parameter.dim() == 2]
-        return nn.functional.linear(gpu.opened(given) if gates else given, packed.weight, packed.bias)
+        return nn.functional.linear(gpu.swiglu(given) if gates else given, packed.weight, packed.bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         read, weight, low, high = ctx.saved_tensors
-        of_given = slope @ weight if ctx.needs_input_grad[0] else None
+        given_grad = grad @ weight if ctx.needs_input_grad[0] else None
         if ctx.gates:
-            read, of_given = gpu.opened_again(read, of_given)
-        of_adapters: list[Tensor] = []
+            read, given_grad = gpu.swiglu_and_grad(read, given_grad)
+        adapter_grads: list[Tensor] = []
         if ctx.adapters:
-            of_low = ((slope @ high).mT @ read).float()
-            of_high = (slope.mT @ (read @ low.mT)).float()
+            low_grad = ((grad @ high).mT @ read).float()
+            high_grad = (grad.mT @ (read @ low.mT)).float()
             for one in ctx.adapters:
-                of_adapters += [of_low[one.ranks], of_high[one.rows, one.ranks] * one.scale]
-        of_weights: list[Tensor | None] = [None] * (len(ctx.sizes) * (1 + ctx.biased))
-        if any(ctx.needs_input_grad[3 + len(of_adapters) :]):
-            of_weights = [*(slope.mT @ read).float().split(ctx.sizes)]
-            if ctx.biased:  # a product is faster than a sum
-                of_weights += (slope.new_ones(1, len(slope)) @ slope)[0].float().split(ctx.sizes)
-        return of_given, None, None, *of_adapters, *of_weights
+                adapter_grads += [low_grad[one.ranks], high_grad[one.rows, one.ranks] * one.scale]
+        weight_grads: list[Tensor | None] = [None] * (len(ctx.sizes) * (1 + ctx.biased))
+        if any(ctx.needs_input_grad[3 + len(adapter_grads) :]):
+            weight_grads = [*(grad.mT @ read).float().split(ctx.sizes)]
+            if ctx.biased:  # a matrix product is faster than a sum
+                weight_grads += (grad.new_ones(1, len(grad)) @ grad)[0].float().split(ctx.sizes)
+        return given_grad, None, None, *adapter_grads, *weight_grads
 
 
-def product(given: Tensor, packed: Packed) -> Tensor:
+def linear(given: Tensor, packed: Packed) -> Tensor:
     """[N, out] of [N, in]; the gradient of the weights comes in fp32."""
-    return _product(given, packed, gates=False)
+    return _linear(given, packed, gates=False)
 
 
-def gated_product(given: Tensor, packed: Packed) -> Tensor:
+def swiglu_linear(given: Tensor, packed: Packed) -> Tensor:
     """[N, out] of what SwiGLU makes of gates and ups [N, 2 in]."""
     # A GPU opens gates anew faster than it reads what came of them, and need not keep that.
-    return _product(given, packed, gates=True) if given.is_cuda else product(gated(given), packed)
+    return _linear(given, packed, gates=True) if given.is_cuda else linear(swiglu(given), packed)
 
 
-def _product(given: Tensor, packed: Packed, gates: bool) -> Tensor:
+def _linear(given: Tensor, packed: Packed, gates: bool) -> Tensor:
     adapters = [part for one in packed.adapters for part in (one.low, one.high)]
-    return _Product.apply(given, packed, gates, *adapters, *packed.parameters)  # pyright: ignore[reportReturnType]
+    return _Linear.apply(given, packed, gates, *adapters, *packed.parameters)  # pyright: ignore[reportReturnType]
 
 
-class _Norm(Function):
+class _RMSNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+        ctx: Any, given: Tensor, added: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.kind = None if added is None else added.dtype
+        ctx.dtype = None if added is None else added.dtype
         if given.is_cuda:
-            total, found, scale = gpu.normed(given, added, weight, floor, kind)
+            total, found, scale = gpu.rms_norm(given, added, weight, eps, dtype)
             total = given if total is None else total
         else:
-            total, found, scale = cpu.normed(given, added, weight, floor, kind)
+            total, found, scale = cpu.rms_norm(given, added, weight, eps, dtype)
         ctx.save_for_backward(total, weight, scale)
         return total, found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_total: Tensor | None, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, total_grad: Tensor | None, grad: Tensor) -> tuple[Any, ...]:
         total, weight, scale = ctx.saved_tensors
-        if slope.is_cuda:
-            of_weight = gpu.norm_weight_slope(slope, total, scale, _COUNT) if ctx.needs_input_grad[2] else None
-            return *gpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind), of_weight, None, None
+        if grad.is_cuda:
+            weight_grad = gpu.rms_norm_weight_grad(grad, total, scale, _COUNT) if ctx.needs_input_grad[2] else None
+            return *gpu.rms_norm_backward(grad, total, weight, scale, total_grad, ctx.dtype), weight_grad, None, None
         learns = ctx.needs_input_grad[2]
-        return *cpu.norm_slope(slope, total, weight, scale, of_total, ctx.kind, learns), None, None
+        return *cpu.rms_norm_backward(grad, total, weight, scale, total_grad, ctx.dtype, learns), None, None
 
 
-def norm(given: Tensor, weight: Tensor, floor: float, kind: torch.dtype) -> Tensor:
-    """RMS norm over the last axis of an fp32 tensor, computed in fp32 and given in `kind`."""
-    return _Norm.apply(given, None, weight, floor, kind)[1]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+def rms_norm(given: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """RMS norm over the last axis of an fp32 tensor, computed in fp32 and given in `dtype`."""
+    return _RMSNorm.apply(given, None, weight, eps, dtype)[1]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
 
 
-def added_norm(
-    given: Tensor, added: Tensor | None, weight: Tensor, floor: float, kind: torch.dtype
+def add_rms_norm(
+    given: Tensor, added: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """What was given [N, D], in fp32, plus what is added to it in any precision; and the norm of that.
+    """What was given [N, D], in fp32, plus what is added to it in any precision; and the RMS norm of that.
 
-    Both are for use: their slopes meet in one pass.
+    Both are for use: their gradients meet in one pass.
     """
-    return _Norm.apply(given, added, weight, floor, kind)  # pyright: ignore[reportReturnType]
+    return _RMSNorm.apply(given, added, weight, eps, dtype)  # pyright: ignore[reportReturnType]
 
 
-class _RotatedHalves(Function):
+class _Rotary(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, cosine: Tensor, sine: Tensor, still: int) -> Tensor:
         ctx.save_for_backward(cosine, sine)
         ctx.still = still
-        return gpu.turned(given, cosine, sine, given.dtype, still)
+        return gpu.rotary(given, cosine, sine, given.dtype, still)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         cosine, sine = ctx.saved_tensors
-        return gpu.turned(slope, cosine, -sine, slope.dtype, ctx.still), None, None, None
+        return gpu.rotary(grad, cosine, -sine, grad.dtype, ctx.still), None, None, None
 
 
-def rotated_halves(given: Tensor, cosine: Tensor, sine: Tensor, still: int = 0) -> Tensor:
-    """Vectors [N, heads, d] turned by angles [N, 1, d / 2]: each number of the first half with one of the second.
+def rotary(given: Tensor, cosine: Tensor, sine: Tensor, still: int = 0) -> Tensor:
+    """Vectors [N, heads, d] rotated by angles [N, 1, d / 2]: each number of the first half with one of the second.
 
     The last heads, so many, stay as they are.
     """
-    return _RotatedHalves.apply(given, cosine, sine, still)  # pyright: ignore[reportReturnType]
+    return _Rotary.apply(given, cosine, sine, still)  # pyright: ignore[reportReturnType]
 
 
-class _Gated(Function):
+class _SwiGLU(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor) -> Tensor:
         ctx.save_for_backward(given)
-        return cpu.opened(given)
+        return cpu.swiglu(given)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (given,) = ctx.saved_tensors
-        return cpu.opened_slope(given, slope)
+        return cpu.swiglu_backward(given, grad)
 
 
-def gated(given: Tensor) -> Tensor:
+def swiglu(given: Tensor) -> Tensor:
     """SwiGLU on a processor: [N, I] of gates and ups [N, 2 I]."""
-    return _Gated.apply(given)  # pyright: ignore[reportReturnType]
+    return _SwiGLU.apply(given)  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def block(queries: Tensor, last: Tensor, keys: Tensor) -> Block:
 
 @dataclass(frozen=True)
 class View:
-    """Who looks at whom, and from where: queries and keys are turned by the angles of their places.
+    """Who looks at whom, and from where: queries and keys are rotated by the angles of their positions.
 
     Those of queries are scaled by what scores are to be divided by.
     """
@@ -221,42 +221,42 @@ class View:
 class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, memory: Tensor, view: View) -> Tensor:
-        (_, heads, size), groups, kind = queries.shape, memory.shape[1] // 2, memory.dtype
-        ctx.view, ctx.shapes, ctx.kind = view, (queries.shape, memory.shape), queries.dtype
+        (_, heads, size), groups, dtype = queries.shape, memory.shape[1] // 2, memory.dtype
+        ctx.view, ctx.shapes, ctx.dtype = view, (queries.shape, memory.shape), queries.dtype
         found = memory.new_zeros((len(view.of_queries), heads, size))
         kept: list[Tensor] = []
         for one in view.blocks:
-            asking, shown, told = view.sides(one, heads, groups)
+            of_query, of_key, of_value = view.sides(one, heads, groups)
             rows = len(one.keys) * groups, -1, size  # the heads of a group follow one another
-            exact, query = (x.view(rows) for x in cpu.laid(queries, asking, torch.float32, kind))
-            key_exact, key = (x.view(rows) for x in cpu.laid(memory, shown, torch.float32, kind))
-            (value,) = (x.view(rows) for x in cpu.laid(memory, told, kind))
+            exact, query = (x.view(rows) for x in cpu.gather(queries, of_query, torch.float32, dtype))
+            key_exact, key = (x.view(rows) for x in cpu.gather(memory, of_key, torch.float32, dtype))
+            (value,) = (x.view(rows) for x in cpu.gather(memory, of_value, dtype))
             scores = torch.bmm(exact, key_exact.mT)  # which can be large, and what is left of them in bf16 coarse
             scores.view(len(one.keys), heads, *one.bias.shape[2:]).add_(one.bias)
-            weights = torch.softmax(scores, -1, out=scores).to(kind)
-            cpu.brought_back(torch.bmm(weights, value), Side(asking.heads, one.queries), found)
+            weights = torch.softmax(scores, -1, out=scores).to(dtype)
+            cpu.scatter_add(torch.bmm(weights, value), Side(of_query.heads, one.queries), found)
             kept += [query, key, value, weights]
         ctx.save_for_backward(*kept)
         return found.flatten(1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        view, kind = ctx.view, slope.dtype
-        # Rows may look at the same keys, and tokens be the same word: their slopes meet in fp32. A query asks once.
-        of_queries = torch.zeros(ctx.shapes[0], dtype=torch.float32 if view.words is not None else ctx.kind)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        view, dtype = ctx.view, grad.dtype
+        # Rows may look at the same keys, and tokens be the same word: their gradients meet in fp32. A query asks once.
+        of_queries = torch.zeros(ctx.shapes[0], dtype=torch.float32 if view.words is not None else ctx.dtype)
         of_memory = torch.zeros(ctx.shapes[1])
         heads, groups = of_queries.shape[1], of_memory.shape[1] // 2
-        slope = slope.unflatten(1, (heads, -1))
+        grad = grad.unflatten(1, (heads, -1))
         saved = iter(ctx.saved_tensors)
         for one, query, key, value, weights in zip(view.blocks, saved, saved, saved, saved, strict=True):
-            asking, shown, told = view.sides(one, heads, groups)
-            own = cpu.laid(slope, Side(asking.heads, one.queries), kind)[0].view(query.shape)
-            scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, kind)
-            cpu.brought_back(torch.bmm(scores, key), asking, of_queries)
-            cpu.brought_back(torch.bmm(scores.mT, query), shown, of_memory)
-            cpu.brought_back(torch.bmm(weights.mT, own), told, of_memory)
-        return of_queries.to(ctx.kind), of_memory.to(kind), None
+            of_query, of_key, of_value = view.sides(one, heads, groups)
+            own = cpu.gather(grad, Side(of_query.heads, one.queries), dtype)[0].view(query.shape)
+            scores = torch._softmax_backward_data(torch.bmm(own, value.mT), weights, -1, dtype)
+            cpu.scatter_add(torch.bmm(scores, key), of_query, of_queries)
+            cpu.scatter_add(torch.bmm(scores.mT, query), of_key, of_memory)
+            cpu.scatter_add(torch.bmm(weights.mT, own), of_value, of_memory)
+        return of_queries.to(ctx.dtype), of_memory.to(dtype), None
 
 
 def attention(queries: Tensor, memory: Tensor, view: View) -> Tensor:
@@ -269,18 +269,18 @@ def attention(queries: Tensor, memory: Tensor, view: View) -> Tensor:
     return _Attention.apply(queries, memory, view)  # pyright: ignore[reportReturnType]
 
 
-class _Laid(Function):
+class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, side: Side) -> Tensor:
-        ctx.side, ctx.shape, ctx.kind = side, given.shape, given.dtype
-        return cpu.laid(given, side, torch.float32)[0]
+        ctx.side, ctx.shape, ctx.dtype = side, given.shape, given.dtype
+        return cpu.gather(given, side, torch.float32)[0]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         sums = torch.zeros(ctx.shape)
-        cpu.brought_back(slope.contiguous(), ctx.side, sums)
-        return sums.to(ctx.kind), None
+        cpu.scatter_add(grad.contiguous(), ctx.side, sums)
+        return sums.to(ctx.dtype), None
 
 
 def _frugal(queries: Tensor, memory: Tensor, view: View) -> Tensor:
@@ -289,7 +289,7 @@ def _frugal(queries: Tensor, memory: Tensor, view: View) -> Tensor:
     found = memory.new_zeros((len(view.of_queries), heads * size))
     for one in view.blocks:
         sides = view.sides(one, heads, groups)
-        query, *read = (_Laid.apply(x, side) for x, side in zip((queries, memory, memory), sides, strict=True))
+        query, *read = (_Gather.apply(x, side) for x, side in zip((queries, memory, memory), sides, strict=True))
         read: list[Any] = [x.repeat_interleave(heads // groups, 1) for x in read]
         seen = nn.functional.scaled_dot_product_attention(query, *read, attn_mask=one.bias, scale=1.0)
         used = one.queries >= 0
@@ -297,25 +297,25 @@ def _frugal(queries: Tensor, memory: Tensor, view: View) -> Tensor:
     return found
 
 
-class _Judged(Function):
+class _LogprobsAndEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, total = gpu.judged(logits, targets, temperature)
+        logprobs, entropy, total = gpu.logprobs_and_entropy(logits, targets, temperature)
         ctx.save_for_backward(logits, targets, total, entropy)
         ctx.temperature = temperature
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor, of_entropy: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> tuple[Any, ...]:
         logits, targets, total, entropy = ctx.saved_tensors
-        slopes = total, entropy, of_logprobs, of_entropy
-        return gpu.judged_slope(logits, targets, ctx.temperature, *slopes), None, None
+        grads = total, entropy, logprobs_grad, entropy_grad
+        return gpu.logprobs_and_entropy_backward(logits, targets, ctx.temperature, *grads), None, None
 
 
-def judged(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets [N] and entropies in nats, in fp32, by logits [N, V] over the temperature."""
     if logits.is_cuda:
-        return _Judged.apply(logits, targets, temperature)  # pyright: ignore[reportReturnType]
+        return _LogprobsAndEntropy.apply(logits, targets, temperature)  # pyright: ignore[reportReturnType]
     logprobs = torch.log_softmax(logits.float() / temperature, -1)
     return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from turnwise import fused
 from turnwise.batch import Batch
-from turnwise.kernels import judged, padded
+from turnwise.kernels import logprobs_and_entropy, padded
 from turnwise.lanes import Lanes
 from turnwise.lines import Micro
 from turnwise.lora import Adapters
@@ -244,18 +244,18 @@ class Policy(nn.Module):
         most = _LOGITS_ON_GPU if self.device.type == "cuda" else _LOGITS
         size = most // model.config.get_text_config().vocab_size
         if len(hidden) <= size:
-            return self._judge(model, hidden, targets)
+            return self._logprobs_and_entropy(model, hidden, targets)
         # All logits of a long line and a large vocabulary would take more memory than the layers do.
         parts = zip(hidden.split(size), targets.split(size), strict=True)
-        read = [checkpoint(self._judge, model, *part, use_reentrant=False) for part in parts]
+        read = [checkpoint(self._logprobs_and_entropy, model, *part, use_reentrant=False) for part in parts]
         logprobs, entropy = zip(*read, strict=True)
         return torch.cat(logprobs), torch.cat(entropy)
 
-    def _judge(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _logprobs_and_entropy(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         # A processor prepares every new shape of a product anew, so only few are let occur.
         count, missing = len(hidden), padded(len(hidden)) - len(hidden)
         logits = model.lm_head(nn.functional.pad(hidden, (0, 0, 0, missing)))
-        logprobs, entropy = judged(logits, nn.functional.pad(targets, (0, missing)), self.temperature)
+        logprobs, entropy = logprobs_and_entropy(logits, nn.functional.pad(targets, (0, missing)), self.temperature)
         return logprobs[:count], entropy[:count]
 
 

@@ -63,7 +63,7 @@ class Slot:
         codec: Codec,
         shared: Shared,
         levels: Callable[[int], Level],
-        luck: tuple[int, ...] = (),
+        member: tuple[int, ...] = (),
         group: int = 0,
         written: Callable[[int], bool] = lambda _: False,
         traced: Callable[[int], bool] = lambda _: False,
@@ -72,8 +72,8 @@ class Slot:
         """`levels` gives the level of the slot's n-th episode; `written` tells whether that one leaves a transcript,
         and `traced` whether it leaves a trace.
 
-        The slots of a `group` play the same levels, and differ by their `luck`. Names of episodes begin with what they
-        are played `within`.
+        The slots of a `group` play the same levels with different random numbers: each is another `member` of it. Names
+        of episodes begin with what they are played `within`.
         """
         self.index = index
         self.task = task
@@ -83,7 +83,7 @@ class Slot:
         self.tally = Tally()
         self.share = Share()
         self._levels = levels
-        self._luck = luck
+        self._member = member
         self._group = group
         self._written = written
         self._traced = traced
@@ -294,7 +294,7 @@ class Slot:
     def _sampling(self) -> Sampling:
         rollout, episode = self.config.rollout, self.episode
         episode.sampled += 1
-        seed = derive("sample", episode.seed, *self._luck, episode.sampled)
+        seed = derive("sample", episode.seed, *self._member, episode.sampled)
         return Sampling(rollout.max_reply_tokens, rollout.temperature, rollout.top_p, rollout.top_k, seed)
 
     def _end(self, ending: Ending) -> None:

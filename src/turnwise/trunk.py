@@ -115,7 +115,7 @@ class Reader:
 
 @contextmanager
 def last_mlp_at(trunk: nn.Module, places: tuple[Tensor, Tensor]) -> Iterator[None]:
-    """Run the last layer's perceptron at some places (row and column, [n] each) alone.
+    """Run the last layer's MLP at some places (row and column, [n] each) alone.
 
     Elsewhere the hidden states are then meaningless.
     """

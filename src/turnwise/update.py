@@ -181,7 +181,7 @@ class Objective:
         self._credited = batch.holds(credit.advantages != 0)
 
     def moving(self, rows: Tensor) -> Tensor:
-        """Those of the rows that have a slope for the actor; one at least, since an optimizer steps with a gradient.
+        """Those of the rows that have a gradient for the actor; one at least, since an optimizer steps with a gradient.
 
         Where no entropy and no KL is in the loss, a row has none if all its advantages are 0: its group got the same.
         """

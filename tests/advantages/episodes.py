@@ -66,24 +66,24 @@ def of_levels(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episode
     return groups
 
 
-def make_episode(luck: random.Random) -> Episode:
+def make_episode(rng: random.Random) -> Episode:
     """Ragged turns on few levels with few observations, some after questions; many rewards are 0."""
     lengths, asked, seen = [], [], []
-    for _ in range(luck.randint(1, 4)):
-        looks = luck.choice("abc")
-        questions = luck.choice([0, 0, 1, 2])
+    for _ in range(rng.randint(1, 4)):
+        looks = rng.choice("abc")
+        questions = rng.choice([0, 0, 1, 2])
         asked += [True] * questions + [False]
         seen += [looks] * (questions + 1)
-        lengths += [luck.randint(1, 4) for _ in range(questions + 1)]
-    rewards = [luck.choice([0.0, 0.0, luck.uniform(-1, 1)]) for _ in range(sum(lengths))]
-    end = luck.choice(["terminated", "truncated"])
-    return Episode(lengths, asked, seen, rewards, luck.randint(0, 2), luck.choice(["goto", "open"]), end)
+        lengths += [rng.randint(1, 4) for _ in range(questions + 1)]
+    rewards = [rng.choice([0.0, 0.0, rng.uniform(-1, 1)]) for _ in range(sum(lengths))]
+    end = rng.choice(["terminated", "truncated"])
+    return Episode(lengths, asked, seen, rewards, rng.randint(0, 2), rng.choice(["goto", "open"]), end)
 
 
 @cache
 def cases(count: int = 1000) -> Sequence[Sequence[Episode]]:
-    luck = random.Random(0)
-    return tuple(tuple(make_episode(luck) for _ in range(luck.randint(1, 9))) for _ in range(count))
+    rng = random.Random(0)
+    return tuple(tuple(make_episode(rng) for _ in range(rng.randint(1, 9))) for _ in range(count))
 
 
 def mean(x: Sequence[float]) -> float:

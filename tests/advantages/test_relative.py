@@ -22,9 +22,9 @@ ALL = [*OF_EPISODES, GiGPO(), GiGPO(divide_by_std=True), ReinforcePlusPlus(0.9)]
 
 @pytest.mark.parametrize("estimator", ALL, ids=repr)
 def test_order_of_segments_is_irrelevant(estimator):
-    luck = random.Random(1)
+    rng = random.Random(1)
     for episodes in cases(100):
-        order = luck.sample(range(len(episodes)), len(episodes))
+        order = rng.sample(range(len(episodes)), len(episodes))
         straight, mixed = credit(estimator, episodes), credit(estimator, [episodes[i] for i in order])
         for place, i in enumerate(order):
             assert mixed[place] == near(straight[i])

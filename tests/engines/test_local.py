@@ -17,7 +17,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from turnwise.batch import pack
 from turnwise.collector import Collector
-from turnwise.engines import attention, guesses, local, replay
+from turnwise.engines import attention, drafts, local, replay
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
 from turnwise.engines.sampler import sample
@@ -162,7 +162,7 @@ def test_what_the_trainer_changes_the_engine_samples(engine):
 def test_replies_under_way_go_on_when_weights_come(engine, step):
     """The same weights, so the reply is what it would have been; the versions tell where they came."""
     whole = together(engine, requests_of())
-    engine.load({}, 0)  # who has said it all before would guess it all
+    engine.load({}, 0)  # who has said it all before would draft it all
 
     async def interrupted() -> list[Generation]:
         tasks = [asyncio.ensure_future(engine.generate(prompt, sampling)) for prompt, sampling in requests_of()]
@@ -264,7 +264,7 @@ def test_who_has_a_reply_may_ask_again_at_once(engine):
 
 def test_a_prompt_waits_a_little_for_others_to_be_read_with(watched, monkeypatch):
     """Beside six others two are read at once, and one alone after some passes."""
-    monkeypatch.setattr(guesses, "_AHEAD", 0)
+    monkeypatch.setattr(drafts, "_AHEAD", 0)
 
     async def ask(late: int, read: list[tuple[int, ...]]) -> None:
         busy = [asyncio.create_task(watched.generate((n, 9, 9), Sampling(30))) for n in range(6)]
@@ -309,7 +309,7 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_read_again(watch
 
 
 def test_what_prompts_that_arrive_together_have_in_common_is_read_once(watched, monkeypatch):
-    monkeypatch.setattr(guesses, "_AHEAD", 0)
+    monkeypatch.setattr(drafts, "_AHEAD", 0)
     engine = watched
     start = PROMPTS[4]  # 80 tokens
     prompts = [start, start, PROMPTS[0], start, *((*start[:50], 9, number) for number in range(3))]
@@ -350,7 +350,7 @@ def test_a_conversation_goes_on_in_its_own_row(watched):
         assert tokens_read(engine, [prompts[1]]) == [2]
 
 
-# -- guesses
+# -- drafts
 
 
 def repeating(n: int) -> tuple[int, ...]:
@@ -360,15 +360,15 @@ def repeating(n: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("number", [1, 3, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-def test_guesses_change_no_reply(engine, monkeypatch, number, temperature):
+def test_drafts_change_no_reply(engine, monkeypatch, number, temperature):
     requests = [(repeating(n), Sampling(5 + 3 * n, temperature, seed=n)) for n in range(number)]
     replies = {}
     for ahead, least in ((0, 1.0), (1, 0.0), (4, 0.2), (7, 0.0)):
-        monkeypatch.setattr(guesses, "_AHEAD", ahead)
+        monkeypatch.setattr(drafts, "_AHEAD", ahead)
         monkeypatch.setattr(local, "worth", lambda requests, least=least: least)
         engine.load({}, 0)
         replies[ahead] = together(engine, requests)
-        again = together(engine, requests)  # what guesses leave in the cache is not taken for what was said
+        again = together(engine, requests)  # what drafts leave in the cache is not taken for what was said
         for reply, other, plain in zip(replies[ahead], again, replies[0], strict=True):
             assert_same(reply, plain)
             assert_same(other, plain)
@@ -383,16 +383,16 @@ def passes(engine: LocalEngine, prompt: Sequence[int], tokens: int) -> int:
     return len(seen)
 
 
-def test_guesses_that_come_true_save_passes(watched, monkeypatch):
+def test_drafts_that_come_true_save_passes(watched, monkeypatch):
     with torch.no_grad():
         watched.model.get_decoder().norm.weight.zero_()  # so it always says the first of its tokens
     monkeypatch.setattr(local, "worth", lambda requests: 0.0)
-    assert passes(watched, (5, 6, 7), 53) == 2 + 51 / (guesses._AHEAD + 1)
-    monkeypatch.setattr(guesses, "_AHEAD", 0)
+    assert passes(watched, (5, 6, 7), 53) == 2 + 51 / (drafts._AHEAD + 1)
+    monkeypatch.setattr(drafts, "_AHEAD", 0)
     assert passes(watched, (8, 9), 42) == 42
 
 
-def test_what_was_said_before_is_guessed_until_weights_come(watched):
+def test_what_was_said_before_is_drafted_until_weights_come(watched):
     first = passes(watched, (5, 6, 7), 30)
     assert passes(watched, (5, 6, 7), 30) < first / 2
     watched.load({}, 1)
@@ -509,7 +509,7 @@ def test_an_exception_in_the_model_reaches_every_caller_and_the_engine_is_usable
 ):
     engine, requests = watched, requests_of()
     expected = together(engine, requests)
-    engine.load({}, 0)  # who has said it all before would guess it all
+    engine.load({}, 0)  # who has said it all before would draft it all
     calls = count(1)
 
     def fail(*_: object) -> None:
@@ -606,11 +606,11 @@ def exact(temperature: float, top_k: int, top_p: float) -> torch.Tensor:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (1, 1.0), (0, 0.75), (0, 0.01), (4, 0.6), (2, 0.95)])
 def test_tokens_are_drawn_as_often_as_their_probability_says(temperature, top_k, top_p):
-    luck = torch.rand(8000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    uniform = torch.rand(8000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one = Sampling(1, temperature, top_p, top_k)
     expected = exact(temperature, top_k, top_p)
     kept = expected > 0
-    tokens, logprobs = sample(LOGITS.expand(len(luck), -1), [one] * len(luck), luck)
+    tokens, logprobs = sample(LOGITS.expand(len(uniform), -1), [one] * len(uniform), uniform)
     counts = torch.bincount(tokens, minlength=len(LOGITS))
     assert torch.allclose(logprobs, torch.log_softmax(LOGITS / temperature, -1)[tokens], atol=1e-6)
     total = counts.sum()
@@ -654,17 +654,17 @@ def test_every_row_is_drawn_by_its_own_settings():
         Sampling(1, 0.5, top_p=0.5),
         Sampling(1, 2.0),
     ]
-    for luck in (0.0, 0.25, 0.5, 0.75, 0.999):
-        together_, logprobs = sample(LOGITS.expand(5, -1), ways, torch.full((5,), luck, dtype=torch.float64))
+    for uniform in (0.0, 0.25, 0.5, 0.75, 0.999):
+        together_, logprobs = sample(LOGITS.expand(5, -1), ways, torch.full((5,), uniform, dtype=torch.float64))
         for row, one in enumerate(ways):
-            token, logprob = sample(LOGITS[None], [one], torch.tensor([luck], dtype=torch.float64))
+            token, logprob = sample(LOGITS[None], [one], torch.tensor([uniform], dtype=torch.float64))
             assert (together_[row], logprobs[row]) == (token[0], logprob[0])
 
 
 def test_ties_are_broken_the_same_way_by_greedy_play_and_by_the_single_best():
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
-    luck = torch.tensor([0.9], dtype=torch.float64)
-    greedy, _ = sample(logits, [Sampling(1, 0.0)], luck)
+    uniform = torch.tensor([0.9], dtype=torch.float64)
+    greedy, _ = sample(logits, [Sampling(1, 0.0)], uniform)
     assert greedy.tolist() == [1]
 
 
@@ -676,11 +676,11 @@ filters = st.tuples(st.sampled_from([0.0, 0.1, 1.0, 3.0]), st.sampled_from([0.01
 
 
 @given(logits_, filters, lucks)
-def test_a_token_of_probability_zero_is_never_drawn(row, how, luck):
+def test_a_token_of_probability_zero_is_never_drawn(row, how, uniform):
     logits = torch.tensor([row])
     temperature, top_p, top_k = how
     (token,), (logprob,) = sample(
-        logits, [Sampling(1, temperature, top_p, top_k)], torch.tensor([luck], dtype=torch.float64)
+        logits, [Sampling(1, temperature, top_p, top_k)], torch.tensor([uniform], dtype=torch.float64)
     )
     logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)[0]
     assert logprobs[token] > -torch.inf
@@ -695,9 +695,9 @@ def test_a_token_of_probability_zero_is_never_drawn(row, how, luck):
 
 
 @given(logits_, lucks, st.sampled_from([0.5, 1.0]))
-def test_the_single_best_token_is_the_greedy_one(row, luck, temperature):
+def test_the_single_best_token_is_the_greedy_one(row, uniform, temperature):
     logits = torch.tensor([row])
-    place = torch.tensor([luck], dtype=torch.float64)
+    place = torch.tensor([uniform], dtype=torch.float64)
     (single,), _ = sample(logits, [Sampling(1, temperature, top_k=1)], place)
     (narrow,), _ = sample(logits, [Sampling(1, temperature, top_p=1e-9)], place)
     assert logits[0, single] == logits[0, narrow] == logits.max()
@@ -707,13 +707,13 @@ def test_the_single_best_token_is_the_greedy_one(row, luck, temperature):
 
 
 @given(logits_, lucks)
-def test_more_luck_never_draws_an_earlier_token(row, luck):
-    """By inversion: the drawn token is the first whose cumulative probability exceeds the luck."""
+def test_more_luck_never_draws_an_earlier_token(row, uniform):
+    """By inversion: the drawn token is the first whose cumulative probability exceeds the uniform."""
     logits = torch.tensor([row])
-    (token,), _ = sample(logits, [Sampling(1)], torch.tensor([luck], dtype=torch.float64))
+    (token,), _ = sample(logits, [Sampling(1)], torch.tensor([uniform], dtype=torch.float64))
     cumulative = torch.softmax(logits[0].double(), -1).cumsum(-1)
-    assert luck <= cumulative[token] + 1e-6
-    assert luck >= (cumulative[token - 1] if token else 0) - 1e-6
+    assert uniform <= cumulative[token] + 1e-6
+    assert uniform >= (cumulative[token - 1] if token else 0) - 1e-6
 
 
 def test_a_model_that_wants_another_cache_is_refused():

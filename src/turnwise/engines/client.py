@@ -149,7 +149,7 @@ class LLMServerClient:
             return "length"
         if self._paused:  # since the server was found: nobody would stop what begins now
             return None
-        # Other luck than at the start of the reply, which a server would draw again.
+        # With the seed of the reply's start a server would draw the same numbers again.
         seed = derive("go on", sampling.seed, done) if done else sampling.seed
         rest = replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
         prompt = (*prompt_ids, *reply.tokens)

@@ -75,7 +75,7 @@ class _Layer:
     """The products; those after a norm hold its weights."""
 
     def __init__(self, layer: Any, heads: int, groups: int, bf16: bool):
-        attention, perceptron = layer.self_attn, layer.mlp
+        attention, mlp = layer.self_attn, layer.mlp
         size, device = attention.head_dim, attention.q_proj.weight.device
         rotated = _neighbours(heads + groups, size)
         if device.type == "cuda":  # whose formula rotates each half of a head with the other
@@ -84,8 +84,8 @@ class _Layer:
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = _Linear(products, bf16, layer.input_layernorm, order)
         self.out = _Linear([attention.o_proj], bf16)
-        self.gate_up = _Linear([perceptron.gate_proj, perceptron.up_proj], bf16, layer.post_attention_layernorm)
-        self.down = _Linear([perceptron.down_proj], bf16)
+        self.gate_up = _Linear([mlp.gate_proj, mlp.up_proj], bf16, layer.post_attention_layernorm)
+        self.down = _Linear([mlp.down_proj], bf16)
         self._norms: list[Any] = []  # of the heads of queries, and of keys
         if hasattr(attention, "q_norm"):
             self._norms = [attention.q_norm] * heads + [attention.k_norm] * groups
@@ -116,14 +116,14 @@ class Decoder:
         self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
         sizes = config.hidden_size, self._trunk.layers[0].self_attn.head_dim
         eps, self._device = config.rms_norm_eps, model.device
-        self._floor = {size: torch.tensor((size * eps) ** 0.5, device=self._device) for size in sizes}  # of RMS norms
+        self._eps = {size: torch.tensor((size * eps) ** 0.5, device=self._device) for size in sizes}  # of RMS norms
         self._on_gpu = model.device.type == "cuda"
-        self._kind = torch.bfloat16 if bf16 else torch.float32
+        self._dtype = torch.bfloat16 if bf16 else torch.float32
         self._angles = torch.empty(0)  # [positions, 1, d / 2] as complex numbers
         with torch.no_grad():
             self._layers = [_Layer(layer, self._heads, self._groups, bf16) for layer in self._trunk.layers]
             self._head = _Linear([model.get_output_embeddings()], bf16, self._trunk.norm)
-            self._of_words = self._table()
+            self._token_table = self._table()
 
     @staticmethod
     def fits(model: PreTrainedModel, bf16: bool) -> bool:
@@ -139,13 +139,13 @@ class Decoder:
         with torch.no_grad():
             for part in (*self._layers, self._head):
                 part.load()
-            self._of_words = self._table()
+            self._token_table = self._table()
 
     def _table(self) -> Tensor | None:
         """[V, (heads + 2 x groups) x d] what the first layer makes of each word, where they are few."""
         words = self._trunk.embed_tokens.weight
         few = len(words) <= _WORDS and not self._on_gpu
-        return self._layers[0].qkv(self._unit(words)) if few else None
+        return self._layers[0].qkv(self._normalised(words)) if few else None
 
     def logits(self, ids: Tensor, positions: Tensor, counts: Sequence[int], kept: Cache, every: bool = False) -> Tensor:
         """[R, V] after the last of so many new tokens of each row; [N, V] after every one of them.
@@ -156,16 +156,16 @@ class Decoder:
         angles = self._angles_at(positions, kept.columns)
         hidden = nn.functional.embedding(ids, self._trunk.embed_tokens.weight)  # [N, D]
         for number, layer in enumerate(self._layers):
-            words = self._of_words if number == 0 else None
-            given = layer.qkv(self._unit(hidden)) if words is None else words[ids]
+            words = self._token_table if number == 0 else None
+            given = layer.qkv(self._normalised(hidden)) if words is None else words[ids]
             parts = self._rotated(layer, given, angles)
             chosen = None
             if number == len(self._layers) - 1 and not every:  # from here on nobody looks at the others
                 chosen = torch.tensor(counts, device=self._device).cumsum(0) - 1
                 hidden = hidden[chosen]
             hidden = self._sum(hidden, layer.out(attention(parts, number, chosen)))
-            hidden = self._sum(hidden, layer.down(self._opened(layer.gate_up(self._unit(hidden)))))
-        return self._head(self._unit(hidden)).float()
+            hidden = self._sum(hidden, layer.down(self._swiglu(layer.gate_up(self._normalised(hidden)))))
+        return self._head(self._normalised(hidden)).float()
 
     def _angles_at(self, positions: Tensor, stop: int) -> Tensor:
         """The rotary angles [N, 1, d / 2] of positions [N] before `stop`."""
@@ -183,23 +183,23 @@ class Decoder:
             parts = parts.float()
         rotated = parts[:, : -self._groups]
         if layer.head_norms is not None:
-            rotated.copy_(self._unit(rotated) * layer.head_norms)
+            rotated.copy_(self._normalised(rotated) * layer.head_norms)
         if self._on_gpu:
             cosine, sine = torch.view_as_real(angles).unbind(-1)
-            return gpu.turned(parts, cosine, sine, torch.float32, self._groups)
+            return gpu.rotary(parts, cosine, sine, torch.float32, self._groups)
         torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(angles)
         return parts
 
-    def _unit(self, given: Tensor) -> Tensor:
+    def _normalised(self, given: Tensor) -> Tensor:
         """RMS norm, but for the weights and the square root of the width, which `_Linear` puts into what follows."""
-        floor = self._floor[given.shape[-1]]
+        eps = self._eps[given.shape[-1]]
         if self._on_gpu:
-            return gpu.unit(given, floor, self._kind)
-        return given / torch.hypot(torch.linalg.vector_norm(given, dim=-1, keepdim=True), floor)
+            return gpu.normalised(given, eps, self._dtype)
+        return given / torch.hypot(torch.linalg.vector_norm(given, dim=-1, keepdim=True), eps)
 
-    def _opened(self, both: Tensor) -> Tensor:
+    def _swiglu(self, both: Tensor) -> Tensor:
         if self._on_gpu:
-            return gpu.opened(both)
+            return gpu.swiglu(both)
         gate, up = both.chunk(2, -1)
         return nn.functional.silu(gate) * up
 

@@ -3,7 +3,7 @@
 A request joins soon after it arrives, since prompts are read a few at a time, and leaves when it is done, so nobody
 waits for the longest reply. All requests under way share each forward pass. What they leave behind in the key/value
 cache is kept while the weights stay the same: of a prompt that begins like an earlier one, only the rest is read. A
-pass reads guessed tokens too, where they cost less than they win, and samples as many as come true; on a GPU it is
+pass reads draft tokens too, where they cost less than they win, and keeps as many as are accepted; on a GPU it is
 recorded once instead, and replayed.
 """
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from turnwise.engines.cache import Cache
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.guesses import Guess, Guesses, worth
+from turnwise.engines.drafts import Draft, Drafts, worth
 from turnwise.engines.replay import Replay
 from turnwise.engines.reply import Reply
 from turnwise.engines.sampler import sample
@@ -40,7 +40,7 @@ class _Request:
     prompt: Sequence[int]
     sampling: Sampling
     done: asyncio.Future[Generation]
-    luck: Sequence[float]  # one uniform number a token, [max_tokens]
+    uniforms: Sequence[float]  # one uniform number a token, [max_tokens]
     text: str  # prompt and reply, with a character for each id
     reply: Reply = field(default_factory=Reply)
 
@@ -80,7 +80,7 @@ class LocalEngine:
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._waited = 0  # passes since somebody began to wait
-        self._cache, self._guesses = Cache(model.device), Guesses(stop_ids)
+        self._cache, self._drafts = Cache(model.device), Drafts(stop_ids)
         known = inspect.signature(type(model.get_decoder()).forward).parameters
         self._cache_named = "cache" if "cache" in known else "past_key_values"  # as older transformers have it
         self._paused = False
@@ -109,7 +109,7 @@ class LocalEngine:
         if self._decoder is not None:
             self._decoder.load()
         self._cache.clear()
-        self._guesses = Guesses(self._stop_ids)  # as in a run that goes on from here
+        self._drafts = Drafts(self._stop_ids)  # as in a run that goes on from here
         self._waiting, self._running = [*self._running, *self._waiting], []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str = "") -> Generation:
@@ -118,9 +118,9 @@ class LocalEngine:
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._words:
             strange = next(token for token in prompt_ids if not 0 <= token < self._words)
             raise ValueError(f"a prompt holds the id {strange}, and the model has those from 0 to {self._words - 1}")
-        luck = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens).tolist()
+        uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(sampling.max_tokens).tolist()
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(prompt_ids, sampling, done, luck, "".join(map(chr, prompt_ids))))
+        self._waiting.append(_Request(prompt_ids, sampling, done, uniforms, "".join(map(chr, prompt_ids))))
         self._go_on()
         return await done
 
@@ -161,12 +161,12 @@ class LocalEngine:
             self._sample(0, [()] * len(self._running), self._replayed([one.tokens[-1] for one in self._running]))
         elif self._running:
             least = worth(len(self._running))
-            guesses = [self._guesses.after(request.text, request.room, least) for request in self._running]
+            drafts = [self._drafts.propose(request.text, request.room, least) for request in self._running]
             new = [
-                [request.tokens[-1], *(guessed.token for guessed in guess)]
-                for request, guess in zip(self._running, guesses, strict=True)
+                [request.tokens[-1], *(drafted.token for drafted in draft)]
+                for request, draft in zip(self._running, drafts, strict=True)
             ]
-            self._sample(0, guesses, self._read(0, new, every=True))
+            self._sample(0, drafts, self._read(0, new, every=True))
         if self._waiting:
             self._waited += 1
             if len(self._running) <= _COMPANY * len(self._waiting) or self._waited > _PATIENCE:
@@ -246,27 +246,27 @@ class LocalEngine:
         self._cache.aim(0, positions, counts)
         return self._decoder.logits(ids, positions, counts, self._cache, every=True)
 
-    def _sample(self, first: int, guesses: Sequence[Sequence[Guess]], logits: Tensor) -> None:
-        """Sample what follows the last token of each row from `first` on, and its guesses as far as they come true.
+    def _sample(self, first: int, drafts: Sequence[Sequence[Draft]], logits: Tensor) -> None:
+        """Sample what follows the last token of each row from `first` on, and its drafts as far as they are accepted.
 
-        Logits are [N, V], one token a row more than is guessed. Each token is drawn as if nothing had been guessed.
+        Logits are [N, V], one token a row more than is drafted. Each token is drawn as if nothing had been drafted.
         """
-        requests = self._running[first : first + len(guesses)]
-        drawn = [(one, ahead) for one, guess in zip(requests, guesses, strict=True) for ahead in range(len(guess) + 1)]
-        luck = [one.luck[len(one.tokens) + ahead] for one, ahead in drawn]
+        requests = self._running[first : first + len(drafts)]
+        drawn = [(one, ahead) for one, draft in zip(requests, drafts, strict=True) for ahead in range(len(draft) + 1)]
+        uniforms = [one.uniforms[len(one.tokens) + ahead] for one, ahead in drawn]
         if logits.device.type == "mps":
             logits = logits.cpu()  # since there are no sums in fp64
-        places = torch.tensor(luck, device=logits.device, dtype=torch.float64)
+        places = torch.tensor(uniforms, device=logits.device, dtype=torch.float64)
         tokens, logprobs = map(Tensor.tolist, sample(logits, [one.sampling for one, _ in drawn], places))
         start = 0
-        for row, (request, guess) in enumerate(zip(requests, guesses, strict=True), first):
-            true = next((n for n, guessed in enumerate(guess) if tokens[start + n] != guessed.token), len(guess))
-            stop = start + true + 1
+        for row, (request, draft) in enumerate(zip(requests, drafts, strict=True), first):
+            accepted = next((n for n, drafted in enumerate(draft) if tokens[start + n] != drafted.token), len(draft))
+            stop = start + accepted + 1
             request.add(tokens[start:stop], logprobs[start:stop], self.version)
             if not self._replays:
-                self._guesses.learn(request.text, true + 1)
-                self._guesses.judge(guess, true)
-            start += len(guess) + 1
+                self._drafts.learn(request.text, accepted + 1)
+                self._drafts.verified(draft, accepted)
+            start += len(draft) + 1
             self._cache.forget(row, start - stop)
 
     def _finish(self, row: int) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 from turnwise.types import Sampling
 
 
-def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[Tensor, Tensor]:
-    """One token a row [R] by inverting the cumulative distribution at `luck` [R] (uniform in [0, 1)).
+def sample(logits: Tensor, sampling: Sequence[Sampling], uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row [R] by inverting the cumulative distribution at `uniforms` [R] (uniform in [0, 1)).
 
     Also returns its log-prob [R] at the row's temperature under the whole distribution: what the trainer computes.
     Logits are [R, V]. At temperature 0 the likeliest token is taken, and scored at temperature 1.
@@ -23,7 +23,7 @@ def sample(logits: Tensor, sampling: Sequence[Sampling], luck: Tensor) -> tuple[
     if any(s.top_k or s.top_p < 1 for s in sampling):
         allowed = _filtered(shares, sampling)
     cumulative = allowed.cumsum(dim=-1, dtype=torch.float64)
-    target = luck.double()[:, None] * cumulative[:, -1:]
+    target = uniforms.double()[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
     tokens = tokens.clamp_(max=logits.shape[-1] - 1)
     greedy = [row for row, s in enumerate(sampling) if s.temperature == 0]

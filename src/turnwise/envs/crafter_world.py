@@ -16,7 +16,7 @@ def draw_world(random: np.random.RandomState, width: int, height: int) -> tuple[
     def layer(z: int, size: float, x: np.ndarray = x, y: np.ndarray = y) -> np.ndarray:
         return noise(table, x / size, y / size, z)
 
-    def luck(chance: float) -> np.ndarray:
+    def happens(chance: float) -> np.ndarray:
         return random.uniform(size=away.shape) < chance
 
     start = 1 / (1 + np.exp(away - 4 - 2 * layer(8, 3)))
@@ -28,22 +28,22 @@ def draw_world(random: np.random.RandomState, width: int, height: int) -> tuple[
     cases = [  # the first that holds
         ("grass", meadow),
         ("path", rock & (cave | tunnel)),
-        ("coal", rock & (layer(1, 8) > 0) & luck(0.15)),
-        ("iron", rock & (layer(2, 6) > 0.4) & luck(0.25)),
-        ("diamond", rock & (mountain > 0.18) & luck(0.006)),
+        ("coal", rock & (layer(1, 8) > 0) & happens(0.15)),
+        ("iron", rock & (layer(2, 6) > 0.4) & happens(0.25)),
+        ("diamond", rock & (mountain > 0.18) & happens(0.006)),
         ("lava", rock & deep & (layer(6, 5) > 0.35)),
         ("stone", rock),
         ("sand", (water > 0.25) & (water <= 0.35) & (layer(4, 9) > -0.2)),
         ("water", water > 0.3),
-        ("tree", (layer(5, 7) > 0) & luck(0.2)),
+        ("tree", (layer(5, 7) > 0) & happens(0.2)),
     ]
     materials = np.select([case for _, case in cases], [name for name, _ in cases], "grass")
     walkable = np.isin(materials, ["grass", "sand", "path"])
     creatures = np.select(
         [
-            (materials == "grass") & (away > 3) & luck(0.015),
-            walkable & (away > 10) & luck(0.007),
-            rock & ~meadow & ~cave & tunnel & luck(0.05),
+            (materials == "grass") & (away > 3) & happens(0.015),
+            walkable & (away > 10) & happens(0.007),
+            rock & ~meadow & ~cave & tunnel & happens(0.05),
         ],
         ["cow", "zombie", "skeleton"],
         "",

@@ -33,26 +33,26 @@ def play(
     expert's, which it is given; those in `often` come four times as often as the others.
     """
     parser = ThinkAct(environment.actions, environment.default_action, cue=cue)
-    luck = random.Random(derive("teacher", seed, task))
+    rng = random.Random(derive("teacher", seed, task))
     guessed = [*environment.actions, *(3 * [*often])]
     episode = made = 0
     while made < turns:
         seen, _ = environment.reset(seed=episode_seed("demo", seed, task, episode))
         episode += 1
         ended = False
-        for _ in range(luck.randint(0, ahead)):
+        for _ in range(rng.randint(0, ahead)):
             seen, _, terminated, truncated, _ = environment.step(environment.expert())
             ended = terminated or truncated
             if ended:
                 break
         past: list[Turn] = []
-        memory = Window(luck.choice(memories))
+        memory = Window(rng.choice(memories))
         while not ended and len(past) < length and made < turns:
             ask = "\n".join(part for part in (seen.get("cue", ""), parser.cue) if part)
             observation = Observation(seen["text"], ask, seen["instructions"])
             thought = environment.thought()
             expert = environment.expert()
-            action = luck.choice(guessed) if luck.random() < guesses(expert) else expert
+            action = rng.choice(guessed) if rng.random() < guesses(expert) else expert
             reply = parser.format(thought, action)
             yield Demonstration(_window_messages(memory, past, observation), reply)
             made += 1
@@ -76,19 +76,19 @@ def ask(
     Who finds a place by a name can tell two things apart. `things` reads names and places in what is seen, `answer`
     says them. A level is left after `length` random `moves`.
     """
-    luck = random.Random(derive(task, seed))
+    rng = random.Random(derive(task, seed))
     for episode in count():
         seen, _ = environment.reset(seed=episode_seed("demo", seed, task, episode))
         for _ in range(length):
             found = things(seen["text"])
             named = Counter(name for name, _ in found)
             alone = [(name, place) for name, place in found if named[name] == 1]
-            asked = luck.sample(alone, min(most, len(alone)))
+            asked = rng.sample(alone, min(most, len(alone)))
             if len(asked) > 1:
                 question = f"Where? {', '.join(f'the {name}' for name, _ in asked)}"
                 said = "\n".join(answer(name, place) for name, place in asked)
                 yield Demonstration([{"role": "user", "content": f"{seen['text']}\n{question}"}], said)
-            seen, _, terminated, truncated, _ = environment.step(luck.choice(moves))
+            seen, _, terminated, truncated, _ = environment.step(rng.choice(moves))
             if terminated or truncated:
                 break
 

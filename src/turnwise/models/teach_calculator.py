@@ -27,25 +27,25 @@ class CalculatorTeacher:
     misread: float = 0.2
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
-        luck = random.Random(derive("calculator teacher", seed))
+        rng = random.Random(derive("calculator teacher", seed))
         tools = Toolset(load_tools(["turnwise.tools.calculator:calculator"])).open("demonstration").schemas
         samples = [sample for level in self.levels for sample in _samples(level, self.episodes // len(self.levels))]
         shown: list[Demonstration] = []
         for sample in samples:
             truth = str(sample.ground_truth)
             prompt: list[Message] = list(sample.prompt)
-            if luck.random() < self.from_head:
-                shown.append(Demonstration(prompt, f"#### {_guess(truth, luck)}", tools))
+            if rng.random() < self.from_head:
+                shown.append(Demonstration(prompt, f"#### {_guess(truth, rng)}", tools))
                 continue
             typed = str(sample.extra["question"]).removesuffix(" = ?")
-            if luck.random() < self.mistyped:
-                typed = _slip(typed, luck)
+            if rng.random() < self.mistyped:
+                typed = _slip(typed, rng)
             call = (
                 f"<tool_call>\n{json.dumps({'name': 'calculator', 'arguments': {'expression': typed}})}\n</tool_call>"
             )
             result = str(calculate(typed))
             said: list[Message] = [{"role": "assistant", "content": call}, {"role": "tool", "content": result}]
-            answer = _slip(result, luck) if luck.random() < self.misread else result
+            answer = _slip(result, rng) if rng.random() < self.misread else result
             shown += [
                 Demonstration(prompt, call, tools),
                 Demonstration([*prompt, *said], f"#### {answer}", tools),
@@ -58,17 +58,17 @@ def _samples(level: int, count: int) -> tuple[Sample, ...]:
     return load_data(DataConfig(generate=generate, convert=Component(use="gsm8k"))).train
 
 
-def _guess(truth: str, luck: random.Random) -> str:
+def _guess(truth: str, rng: random.Random) -> str:
     """A number of the right length."""
     digits = truth.removeprefix("-")
     sign = truth[: len(truth) - len(digits)]
-    return sign + str(luck.randrange(10 ** (len(digits) - 1), 10 ** len(digits)))
+    return sign + str(rng.randrange(10 ** (len(digits) - 1), 10 ** len(digits)))
 
 
-def _slip(text: str, luck: random.Random) -> str:
+def _slip(text: str, rng: random.Random) -> str:
     """The same with one digit wrong, none of them the first of its number, lest it begin with a zero."""
     places = [place for place in range(1, len(text)) if text[place].isdigit() and text[place - 1].isdigit()]
     if not places:
         return text
-    place = luck.choice(places)
-    return text[:place] + luck.choice([digit for digit in "0123456789" if digit != text[place]]) + text[place + 1 :]
+    place = rng.choice(places)
+    return text[:place] + rng.choice([digit for digit in "0123456789" if digit != text[place]]) + text[place + 1 :]

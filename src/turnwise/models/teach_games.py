@@ -84,18 +84,18 @@ class GamesTeacher:
 
 def made_up(seed: int) -> Iterator[Demonstration]:
     """Questions for the places of things and words on maps of no game, worded as BabaIsAI or Crafter would; endless."""
-    luck = random.Random(derive("made-up maps", seed))
+    rng = random.Random(derive("made-up maps", seed))
     while True:
-        crafter = luck.random() < 0.25
+        crafter = rng.random() < 0.25
         kinds = ("{}",) if crafter else ("a {}", "word `{}`")
-        names = luck.sample([kind.format(noun) for noun in _NOUNS for kind in kinds], luck.randint(2, _MOST))
-        places = {name: _place(luck, crafter) for name in names}
+        names = rng.sample([kind.format(noun) for noun in _NOUNS for kind in kinds], rng.randint(2, _MOST))
+        places = {name: _place(rng, crafter) for name in names}
         wall = kinds[0].format("wall")
-        walls = [f"{wall} {_place(luck, crafter)}" for _ in range(luck.choice((0, 0, 4)))]  # so no place is the wall's
+        walls = [f"{wall} {_place(rng, crafter)}" for _ in range(rng.choice((0, 0, 4)))]  # so no place is the wall's
         lines = [*(f"{name} {place}" for name, place in places.items()), *walls]
-        luck.shuffle(lines)
+        rng.shuffle(lines)
         known = [name for name in names if name != wall or not walls]
-        asked = luck.sample(known, min(_ASKED, len(known)))
+        asked = rng.sample(known, min(_ASKED, len(known)))
         called = [name if name.startswith("word") else f"the {name.removeprefix('a ')}" for name in asked]
         text = "\n".join([*lines, f"Where? {', '.join(called)}"])
         say = "The nearest {} is {}." if crafter else "I see {} {}."
@@ -103,12 +103,12 @@ def made_up(seed: int) -> Iterator[Demonstration]:
         yield Demonstration([{"role": "user", "content": text}], reply)
 
 
-def _place(luck: random.Random, crafter: bool) -> str:
+def _place(rng: random.Random, crafter: bool) -> str:
     """Somewhere else than here, as the games say it."""
     ways = (("north", "south"), ("west", "east")) if crafter else (("left", "right"), ("up", "down"))
     parts: list[str] = []
     while not parts:
-        for steps, way in zip((luck.randint(-_FAR, _FAR), luck.randint(-_FAR, _FAR)), ways, strict=True):
+        for steps, way in zip((rng.randint(-_FAR, _FAR), rng.randint(-_FAR, _FAR)), ways, strict=True):
             if steps:
                 parts.append(f"{abs(steps)} step{'s' * (abs(steps) > 1)} {way[steps > 0]}")
     return " and ".join(parts)

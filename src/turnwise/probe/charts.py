@@ -60,12 +60,12 @@ def prompts_chart(memories: Sequence[MemoryFigures], limit: int) -> Markup:
     return _markup(svg)
 
 
-def memory_chart(memories: Sequence[MemoryFigures], task: int, luck: Score | None) -> Markup:
+def memory_chart(memories: Sequence[MemoryFigures], task: int, chance: Score | None) -> Markup:
     """Success by memory on one task (an index into the sheets), with intervals; a line for random play."""
     svg = _svg(TALL, "success by turns of memory")
     _scale(svg, [0, 0.5, 1], 1, percent)
-    if luck is not None and luck.rate is not None:
-        _mark(svg, "random", luck.rate, f"random {percent(luck.rate)}")
+    if chance is not None and chance.rate is not None:
+        _mark(svg, "random", chance.rate, f"random {percent(chance.rate)}")
     for place, memory in zip(_places(len(memories)), memories, strict=True):
         score = memory.sheets[task].score
         if score.rate is not None and score.interval:

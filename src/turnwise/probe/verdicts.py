@@ -83,13 +83,13 @@ def _remedy(probe: Probe, understood: float) -> str:
 
 
 def _success(probe: Probe) -> Iterator[Verdict]:
-    score, luck = probe.sheets[0].score, probe.rivals.get("random", (None,))[0]
+    score, chance = probe.sheets[0].score, probe.rivals.get("random", (None,))[0]
     if score.rate is None:
-        yield from _returns(score, luck)
+        yield from _returns(score, chance)
         return
-    if luck is not None and luck.rate is not None:  # it may never have come to where success is told
-        low, high = newcombe(score, luck)
-        both = f"{rate(score)}, random play {rate(luck)}; difference {100 * low:+.0f} to {100 * high:+.0f} points"
+    if chance is not None and chance.rate is not None:  # it may never have come to where success is told
+        low, high = newcombe(score, chance)
+        both = f"{rate(score)}, random play {rate(chance)}; difference {100 * low:+.0f} to {100 * high:+.0f} points"
         if low > 0:
             yield Verdict("good", f"Success is above random play: {both}.")
         else:
@@ -105,15 +105,17 @@ def _success(probe: Probe) -> Iterator[Verdict]:
         yield Verdict("mend" if len(never) == len(probe.sheets) - 1 else "look", finding, advice)
 
 
-def _returns(score: Score, luck: Score | None) -> Iterator[Verdict]:
+def _returns(score: Score, chance: Score | None) -> Iterator[Verdict]:
     """Where success is not told; the spread of returns is not known, so nothing is called good."""
     finding = f"The environment tells of no success; mean return {score.mean_return:.2f}, penalties included"
-    if luck is None:
+    if chance is None:
         yield Verdict("look", f"{finding}.")
-    elif score.mean_return <= luck.mean_return:
-        yield Verdict("mend", f"{finding}, not above random play's {luck.mean_return:.2f}.", "Read the replies first.")
+    elif score.mean_return <= chance.mean_return:
+        yield Verdict(
+            "mend", f"{finding}, not above random play's {chance.mean_return:.2f}.", "Read the replies first."
+        )
     else:
-        yield Verdict("look", f"{finding}, random play {luck.mean_return:.2f}.")
+        yield Verdict("look", f"{finding}, random play {chance.mean_return:.2f}.")
 
 
 def _reasoning(probe: Probe) -> Iterator[Verdict]:
