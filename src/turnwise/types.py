@@ -48,7 +48,7 @@ class Observation:
     """What an environment shows before a turn."""
 
     text: str  # a memory may show this part again in later turns
-    cue: str = ""  # for the current turn: the state of the moment, the answer format; of memories only `full` repeats it
+    cue: str = ""  # for the current turn: its state, the answer format; of memories only `full` repeats it
     instructions: str = ""  # the system message: role, goal, legal actions
 
 
