@@ -305,6 +305,34 @@ def test_a_server_that_sends_nothing_is_left(make):
     assert hangs.stopped > 0
 
 
+@dataclass
+class Busy(Direct):
+    """Lets the first request for SHORT wait for so many seconds, while it answers others at leisure."""
+
+    waits_s: float = 0.0
+
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling, version: int) -> AsyncGenerator[Piece, None]:
+        waits_s, self.waits_s = (self.waits_s, 0.0) if prompt_ids == SHORT else (0.0, self.waits_s)
+        try:
+            await asyncio.sleep(waits_s)
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        async for piece in super().stream(prompt_ids, sampling, version):
+            await asyncio.sleep(0.06)
+            yield piece
+
+
+@pytest.mark.parametrize(("waits_s", "longest", "failures"), [(1.1, 100, 0), (30.0, 2, 1)])
+def test_a_busy_server_may_let_a_request_wait_but_not_for_ever(make, monkeypatch, waits_s, longest, failures):
+    """While it sends others their tokens it is not silent, though one waits for three times `timeout_s`."""
+    monkeypatch.setattr("turnwise.engines.client._LONGEST_QUEUE", longest)
+    client = make(Busy("a", waits_s=waits_s), timeout_s=0.35, max_failures=9)
+    for prompt, reply in zip((LONG, SHORT), ask(client, LONG, SHORT), strict=True):
+        assert reply.token_ids == expected(prompt)
+    assert client.counters["a"].failures == failures
+
+
 def test_a_slow_server_is_not_a_silent_one(make):
     client = make(Direct("a", lambda server, place: asyncio.sleep(0.05)), timeout_s=0.4)
     (reply,) = ask(client, LONG)  # takes three times as long in all

@@ -23,25 +23,27 @@ from turnwise.seeds import derive
 from turnwise.types import Finish, Generation, Sampling
 
 _POLL_S = 0.02  # between looks at whether there is a server and no pause
+_LONGEST_QUEUE = 10  # times as long as a server may send nothing to anybody, a request waits for its next token
 _MOST_FAILURES = 10  # of one request: it may be what kills the servers
 _FIRST_PROBE_S, _SLOWEST_PROBE_S = 0.5, 30.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Attempt:
     """One server at work on one reply."""
 
     era: int
     version: int
     scope: asyncio.Timeout  # ends it: when time is up, or at a pause
+    heard: float  # when it began, or its newest piece came
 
 
 class LLMServerClient:
     """An engine over several servers.
 
-    `timeout_s` is how long a server may send nothing, `max_failures` how many failures in a row take it out, and
-    `wait_s` how long a request waits while all are out. A server that is out is asked in the background whether it
-    answers again, and gets the newest weights before it gets requests.
+    `timeout_s` is how long a server may send nothing to anybody, `max_failures` how many failures in a row take it
+    out, and `wait_s` how long a request waits while all are out. A server that is out is asked in the background
+    whether it answers again, and gets the newest weights before it gets requests.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class LLMServerClient:
         self._paused = False
         self._era = 0  # what is sampled within one is by the same weights
         self._under_way: dict[_Attempt, asyncio.AbstractEventLoop] = {}
+        self._heard = dict.fromkeys(self._servers, 0.0)  # when the newest piece of any reply came
         self._loading = threading.Lock()
         self._closing = threading.Event()
 
@@ -144,7 +147,9 @@ class LLMServerClient:
         self, server: Server, prompt_ids: Sequence[int], sampling: Sampling, reply: Reply
     ) -> Finish | None:
         """Sample the rest of a reply, or as much as there is time for; None: it is not finished."""
-        attempt, done = _Attempt(self._era, self.version, asyncio.timeout(self._timeout_s)), len(reply.tokens)
+        loop = asyncio.get_running_loop()
+        attempt = _Attempt(self._era, self.version, asyncio.timeout(None), loop.time())
+        done = len(reply.tokens)
         if done == sampling.max_tokens:  # it was lost after its last token
             return "length"
         if self._paused:  # since the server was found: nobody would stop what begins now
@@ -153,7 +158,8 @@ class LLMServerClient:
         seed = derive("go on", sampling.seed, done) if done else sampling.seed
         rest = replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
         prompt = (*prompt_ids, *reply.tokens)
-        self._under_way[attempt] = asyncio.get_running_loop()
+        self._under_way[attempt] = loop
+        watch = loop.create_task(self._watch(attempt, server.name))
         finish: Finish | None = None
         try:
             with self._router.busy(server.name, len(prompt) + rest.max_tokens):
@@ -167,9 +173,10 @@ class LLMServerClient:
             if finish is None and not stopped:
                 if isinstance(failure, ServerFailure):
                     raise
-                told = f"the server at {server.name} has sent nothing for {self._timeout_s:g} s"
-                raise ServerFailure(told) from None
+                quiet_s = loop.time() - attempt.heard
+                raise ServerFailure(f"the server at {server.name} has sent nothing for {quiet_s:.3g} s") from None
         finally:
+            watch.cancel()
             del self._under_way[attempt]
         return finish
 
@@ -179,6 +186,7 @@ class LLMServerClient:
         async for piece in pieces:
             if attempt.era != self._era:
                 return None
+            attempt.heard = self._heard[server.name] = asyncio.get_running_loop().time()
             reply.add(piece.token_ids, piece.logprobs, attempt.version)
             self.counters[server.name].tokens += len(piece.token_ids)
             if piece.finish_reason is not None:
@@ -186,8 +194,20 @@ class LLMServerClient:
                     raise ServerFailure(f"the server at {server.name} ended a reply before its first token")
                 self._router.succeeded(server.name)
                 return piece.finish_reason
-            attempt.scope.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
         raise ServerFailure(f"the server at {server.name} left off in the middle of a reply")
+
+    async def _watch(self, attempt: _Attempt, name: str) -> None:
+        """End an attempt when its server has sent nothing to anybody for long, or very long nothing to this one.
+
+        A server that is busy lets requests wait.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            silent = max(attempt.heard, self._heard[name]) + self._timeout_s
+            left_s = min(silent, attempt.heard + _LONGEST_QUEUE * self._timeout_s) - loop.time()
+            if left_s <= 0:
+                return self._expire(attempt)
+            await asyncio.sleep(left_s)
 
     def _expire(self, attempt: _Attempt) -> None:
         if attempt in self._under_way and not attempt.scope.expired():
