@@ -278,9 +278,9 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> T
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * DUAL_CLIP), loss)
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, first: Tensor) -> Tensor:
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, first: Tensor, clip: float = VALUE_CLIP) -> Tensor:
     """Half the squared error, or that of the value kept near the old one, whichever is larger."""
-    near = old_values + (values - old_values).clamp(-VALUE_CLIP, VALUE_CLIP)
+    near = old_values + (values - old_values).clamp(-clip, clip)
     loss = 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
     return torch.where(first, FIRST_TOKEN_WEIGHT * loss, loss)
 
@@ -314,13 +314,19 @@ def train_actor(batch: Batch, advantages: Tensor, actor: Any, optimizer: AdamW, 
 
 
 def train_critic(
-    batch: Batch, old: Tensor, returns: Tensor, critic: Critic, optimizer: AdamW, minibatches: Iterable[Tensor]
+    batch: Batch,
+    old: Tensor,
+    returns: Tensor,
+    critic: Critic,
+    optimizer: AdamW,
+    minibatches: Iterable[Tensor],
+    clip: float = VALUE_CLIP,
 ) -> float:
     """The same for the critic; `old` are its values before it learned from this batch."""
     losses = []
     for rows in minibatches:
         values = critic(batch.tokens[rows]).roll(1, 1)
-        loss = value_loss(values, old[rows], returns[rows], batch.first[rows])
+        loss = value_loss(values, old[rows], returns[rows], batch.first[rows], clip)
         losses.append(descend(loss[batch.sampled[rows]].mean(), critic, optimizer))
     return float(np.mean(losses))
 
@@ -354,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for _ in range(WARMUP_ITERATIONS):  # each time all turns are credited by the critic as it is now
         values, _, returns = assign_credit(batch, critic)
         some = torch.randperm(len(values))[: math.ceil(WARMUP_SHARE * len(values))].split(MINIBATCH)
-        loss = train_critic(batch, values, returns, critic, critic_optimizer, some)
+        loss = train_critic(batch, values, returns, critic, critic_optimizer, some, clip=math.inf)
         print(f"critic's warm-up: value loss {loss:.4f}", flush=True)
 
     for step in range(1, options.steps + 1):

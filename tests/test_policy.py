@@ -18,7 +18,7 @@ from turnwise.lanes import Lanes
 from turnwise.lines import Micro
 from turnwise.policy import Forward, Policy, Scores
 from turnwise.types import Segment
-from turnwise.update import Credit, Objective, Optimizers, assign_credit, fit_critic, update
+from turnwise.update import Credit, Objective, Optimizers, assign_credit, fit_critic, minibatches, update
 
 UPDATE = UpdateConfig(actor_lr=1e-3, critic_lr=1e-2, minibatch=1000)
 
@@ -290,6 +290,18 @@ def test_minibatches_take_the_whole_batch_apart(tiny):
     assert torch.allclose(parts.double() @ shares, target.double(), atol=1e-5)
 
 
+def test_questions_of_a_memory_make_no_more_optimizer_steps():
+    plain = [segment(*(turn([n, 1], [2]) for n in range(8))) for _ in range(4)]
+    asking = [
+        segment(*(turn([n, m], [2], of_memory=m > 0) for n in range(8) for m in (2, 1, 0)), end="truncated")
+        for _ in range(4)
+    ]
+    for segments, rows in ((plain, 32), (asking, 96)):
+        batch = pack(segments)
+        parts = list(minibatches(batch.trained_rows, batch, 8, 0))
+        assert len(parts) == 4 and sum(map(len, parts)) == rows
+
+
 # -- rows that have no gradient
 
 
@@ -491,6 +503,21 @@ def test_the_warm_up_leaves_the_actor_as_it_was_and_the_critic_better(tiny, crit
     assert losses[-1] < 0.75 * losses[0]
     assert optimizers.taken == 0
     assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_returns_of_any_size_are_learnt_in_the_warm_up(tiny):
+    """No clip of values holds the critic back while nobody acts by it."""
+    found = []
+    for clip in (0.5, None):
+        policy = Policy(deepcopy(tiny[0]), "separate", reference=True)
+        config = UPDATE.model_copy(update={"critic_lr": 1e-2, "value_clip": clip})
+        batch, credit = opinions(policy, make_segments())
+        assert credit.returns is not None
+        credit = replace(credit, returns=100 * credit.returns)
+        for seed in range(3):
+            fit_critic(policy, Optimizers(policy, config), batch, credit, config, WarmupConfig(w_frac=1.0), seed)
+        found.append(policy.critic_parameters())
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(("w_frac", "steps"), [(0.1, 1), (0.5, 2), (1.0, 3)])

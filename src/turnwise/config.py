@@ -179,7 +179,7 @@ class UpdateConfig(Keys):
     micro_tokens: PositiveInt = 8192  # of a forward pass (on a CPU, one a core); changes speed and memory alone
     clip: float = Field(default=0.2, gt=0, lt=1)
     dual_clip: float | None = Field(default=3.0, gt=1)
-    value_clip: float | None = Field(default=0.5, gt=0)
+    value_clip: float | None = Field(default=0.5, gt=0)  # of returns: null, or as large as these, where they exceed 1
     value_coefficient: float = Field(default=1.0, gt=0)  # weighs the critic's loss; matters where the trunk is shared
     # In the critic's loss, as the turn before bootstraps from it; of estimators that teach the critic all tokens.
     first_token_weight: float = Field(default=3.0, gt=0)

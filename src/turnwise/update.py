@@ -309,8 +309,11 @@ def mismatch(gap: Tensor) -> dict[str, float]:
 
 
 def minibatches(rows: Tensor, batch: Batch, turns: int, seed: int) -> Iterator[Tensor]:
-    """The rows in a random order, dealt into as many parts as the batch holds minibatches of `turns` turns."""
-    parts = max(1, round(sum(len(segment.turns) for segment in batch.segments) / turns))
+    """The rows in a random order, dealt into as many parts as the batch holds minibatches of `turns` turns.
+
+    Those that a memory asked for do not count: the same number of optimizer steps for every memory.
+    """
+    parts = max(1, round(sum(segment.acted for segment in batch.segments) / turns))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     return (rows[part] for part in order.tensor_split(min(parts, len(rows))))
 
@@ -326,15 +329,16 @@ def fit_critic(
 ) -> dict[str, float]:
     """Train the critic on a random part of the turns; returns how well it knew all of them before.
 
-    The actor stays as it is, bit for bit.
+    The actor stays as it is, bit for bit. So values need not stay near what the last batch was credited by, and no
+    clip keeps them there: with returns of 100 it would let each fit take half a step of a hundred.
     """
     assert credit.returns is not None
     policy.train(config.gradient_checkpointing)
-    objective = Objective(batch, credit, config, 0.0)
+    objective = Objective(batch, credit, config.model_copy(update={"value_clip": None}), 0.0)
     generator = torch.Generator().manual_seed(seed)
     trained = batch.trained_rows
     drawn = trained[torch.randperm(len(trained), generator=generator)[: math.ceil(warmup.w_frac * len(trained))]]
-    size = math.ceil(len(trained) * config.minibatch / sum(len(segment.turns) for segment in batch.segments))
+    size = math.ceil(len(trained) * config.minibatch / max(1, sum(segment.acted for segment in batch.segments)))
     for rows in drawn.split(size):
         micros = policy.micros(batch, rows, config.micro_tokens)
         _teach(policy, objective, micros, int(batch.sampled_per_row[rows].sum()))

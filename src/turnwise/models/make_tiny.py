@@ -23,7 +23,7 @@ from turnwise.models import arithmetic
 from turnwise.policy import Policy
 from turnwise.render import Renderer
 from turnwise.seeds import derive
-from turnwise.types import Generation, Message, Observation, Segment, Turn
+from turnwise.types import Action, Generation, Message, Observation, Segment, Turn
 from turnwise.update import minibatches
 
 # ChatML as Qwen2.5 has it, with tools in the system message and their answers in a turn of the user.
@@ -179,7 +179,17 @@ def as_segment(one: Demonstration, renderer: Renderer) -> Segment:
     """A demonstrated turn as if it had been sampled."""
     reply = tuple(renderer.tokenizer.encode(one.reply + "<|im_end|>", add_special_tokens=False))
     generation = Generation(reply, (0.0,) * len(reply), "stop", 0)
-    turn = Turn(Observation(""), renderer.prompt(one.messages, one.tools), generation, None, 0, 0.0, "", "", "")
+    turn = Turn(
+        Observation(""),
+        renderer.prompt(one.messages, one.tools),
+        generation,
+        Action("", "valid", "", "", 0),
+        0,
+        0.0,
+        "",
+        "",
+        "",
+    )
     return Segment(0, 0, "", 0, (turn,), "terminated", (), None)
 
 
