@@ -6,17 +6,17 @@ Both give the text up to the first reply that stands as it was sampled, then eac
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise, takewhile
 from sys import intern
 
 from turnwise.chat_template import ASK, ChatTemplate, Sequel, Tools, mark_of, marks_of, unread_call
+from turnwise.remembered import Remembered
 from turnwise.types import CalledFunction, Message
 
 Conversation = tuple[str, list[tuple[Sequence[int], Sequel]]]
 # What stands between two replies is written once, not in every turn, while 32 slots play 2,000 turns each.
-_CACHED = 2**16
-_HEADS = 2**12  # of which a memory that shows no replies makes a new one in every turn
+_CACHED = 2**25  # characters
+_HEADS = 2**23  # of texts up to the first reply: a memory that shows no replies makes a new one in every turn
 _UNTHINK = "</think>"
 
 
@@ -28,10 +28,10 @@ class Exact:
 
     def __init__(self, template: ChatTemplate):
         self._template = template
-        self._opened = lru_cache(maxsize=_HEADS)(self._open)
-        self._written = lru_cache(maxsize=_CACHED)(self._write)
-        self._opening = lru_cache(maxsize=_HEADS)(
-            lambda system, tools: template.opening(json.loads(system), json.loads(tools))
+        self._opened = Remembered(self._open, _HEADS)
+        self._written = Remembered(self._write, _CACHED)
+        self._opening = Remembered(
+            lambda system, tools: template.opening(json.loads(system), json.loads(tools)), _HEADS
         )
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:
@@ -82,7 +82,7 @@ class Inference:
     def __init__(self, template: ChatTemplate, text: Callable[[Sequence[int]], str]):
         self._template = template
         self._text = text
-        self._fitting = lru_cache(maxsize=_CACHED)(self._fit)
+        self._fitting = Remembered(self._fit, _CACHED)
         self._header, self._opening = self._find_openings()
 
     def __call__(self, messages: Sequence[Message], tools: Tools) -> Conversation:

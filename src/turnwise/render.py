@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.chat_template import SEAM, ChatTemplate, Sequel, Tools
 from turnwise.history import Exact, Inference
+from turnwise.remembered import Remembered
 from turnwise.surrogates import encodable
 from turnwise.types import Message
 
@@ -47,8 +48,8 @@ class Renderer:
         if history not in ways:
             raise ValueError(f"history is {history!r}; choose exact or template")
         self._show = ways[history]
-        self._encode = lru_cache(maxsize=2**16)(self._packed)
-        self._encode_head = lru_cache(maxsize=2**12)(self._packed)  # a short memory makes a new one in every turn
+        self._encode = Remembered(self._packed, 2**25)
+        self._encode_head = Remembered(self._packed, 2**23)  # a short memory makes a new one in every turn
         self._vocabulary = lru_cache(maxsize=1)(tokenizer.get_vocab)  # which some make anew each time
         self._length = lru_cache(maxsize=None)(lambda token: len(self.text([token])))
         known = (*self._template.ends, tokenizer.eos_token_id, *ends)
