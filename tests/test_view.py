@@ -31,6 +31,38 @@ TRAINED = {
 FULL = {**PLAYED, **TRAINED}
 
 
+class Gone(StringIO):
+    """A reader that has closed its end, or a terminal that is no more."""
+
+    def __init__(self, error: type[OSError]):
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError])
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_run_outlives_those_who_read_what_it_says(monkeypatch, error, colours):
+    monkeypatch.setattr("sys.stdout", Gone(error))
+    if colours:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    with View(Config(steps=2), Path("runs/demo")) as view:
+        view.say("who hears this?")
+        view.step(1, FULL, (), "")
+    assert view.console.quiet
+
+
+def test_a_file_gets_lines_though_colours_are_forced(monkeypatch):
+    written = StringIO()
+    monkeypatch.setattr("sys.stdout", written)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with View(Config(steps=2), Path("runs/demo")) as view:
+        view.step(1, FULL, (), "")
+    assert "step 1/2" in written.getvalue() and "\x1b" not in written.getvalue()
+
+
 @pytest.fixture(params=[80, 120])
 def width(request: pytest.FixtureRequest) -> int:
     return request.param

@@ -118,7 +118,7 @@ class RunPanel:
         table.add_column(no_wrap=True, justify="right")
         table.add_row(
             Text("success", style="bold"),
-            Text(f"of each task's latest {RECENT} episodes", style="dim"),
+            Text(f"of each task's newest {RECENT} levels", style="dim"),
             "",
             Text("95% interval", style="dim"),
         )

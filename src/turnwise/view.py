@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: a live panel in a terminal, and one short line a batch anywhere else."""
 
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,13 +21,27 @@ POINTS = 60  # of the sparkline
 PACE = 20  # newest steps that the time left is judged by
 
 
+class _Lasting(Console):
+    """Goes on in silence where nobody can read any more: a run is worth more than what is said of it."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # a terminal that was closed, a disk that is full
+            self.quiet = True
+
+
 class View:
     """Use it as a context manager: `step` after every batch, `say` for anything else."""
 
     def __init__(self, config: Config, folder: Path, resumed_at: int | None = None, console: Console | None = None):
         self.config = config
         self.resumed_at = resumed_at
-        self.console = console or Console()
+        # To Rich anything is a terminal where FORCE_COLOR is set, a file too.
+        self.console = console or _Lasting(force_terminal=None if sys.stdout.isatty() else False)
         self.folder = printable(folder)
         self._run = RunPanel(self.folder, printable(config.model.path), config.tasks, resumed_at)
         # Where a resumed run is in its warm-up is known after the next batch.
