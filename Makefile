@@ -16,6 +16,7 @@ setup: .venv/ready
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 .venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[dev]'
@@ -26,7 +27,7 @@ train: setup  ## the embedded model learns two tasks, and is judged on held-out 
 	$(BIN)/turnwise eval runs/babyai-quick
 
 test: setup  ## one process more than cores, since some tests wait for others' time limits
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal --cov --cov-report=term --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $$(($$($(BIN)/python -m turnwise.cores) + 1)) --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
 check: setup  ## style and types
 	$(BIN)/ruff check .

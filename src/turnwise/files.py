@@ -1,7 +1,10 @@
 """Files that survive a crash while they are written."""
 
+import errno
 import os
 from pathlib import Path
+
+_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.EIO)
 
 
 def write(file: Path, content: bytes) -> None:
@@ -18,5 +21,8 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT or not path.is_dir():  # some file systems, of networks above all, flush no folder
+            raise
     finally:
         os.close(descriptor)

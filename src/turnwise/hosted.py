@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from turnwise.loopback import spare_loopback
 from turnwise.types import Message, Sampling
 
 
@@ -42,6 +43,7 @@ class HostedModel:
             import openai
         except ImportError as error:
             raise ValueError("a hosted model is asked by the client of OpenAI: pip install -e '.[openai]'") from error
+        spare_loopback()
         self._openai = openai
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None  # whose connections the client holds

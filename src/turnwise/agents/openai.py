@@ -9,6 +9,7 @@ from turnwise.agents.chat import sample_of
 from turnwise.agents.judge import Judge
 from turnwise.agents.programs import Command
 from turnwise.calling import invoke
+from turnwise.loopback import spare_loopback
 from turnwise.optional import optional
 from turnwise.protocols import Session, Setting
 from turnwise.toolcalls import find_format
@@ -47,6 +48,7 @@ class OpenAIAgent:
         optional("starlette", "endpoint")
         from turnwise.agents.endpoint import Endpoint
 
+        spare_loopback()
         self._command = Command(command) if command else None
         self._function = load_program("agent.function", function, _GIVEN) if function else None
         self._setting = setting

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 
 from turnwise.envs.phrases import FreeText, positive, texts
+from turnwise.loopback import spare_loopback
 from turnwise.optional import optional
 
 
@@ -26,6 +27,7 @@ class OpenEnv(gymnasium.Env[dict[str, str], str]):
 
     def __init__(self, url: str, action: str = "message", text: str = "message", max_turns: int | None = None):
         self._connect = optional("websockets.sync.client", "openenv").connect
+        spare_loopback()
         scheme, _, address = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not address:
             raise ValueError(f"url is {url!r}, but must be an address such as http://127.0.0.1:8000.")

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from turnwise.config import EnvironmentConfig
+from turnwise.cores import cores
 from turnwise.envs.checked import CheckedEnvironment
 from turnwise.failures import EnvironmentFailure, NeighbourFailure
 
@@ -52,7 +53,7 @@ class Workers:
         self._open: list[Worker] = []
         self._processes: list[_Process] = []
         if config.workers == "process":
-            number = min(config.processes or os.cpu_count() or 1, environments)
+            number = min(config.processes or cores(), environments)
             try:
                 for _ in range(number):
                     self._processes.append(_Process(config.timeout_s, config.id.rpartition(":")[0]))
