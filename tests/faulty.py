@@ -104,6 +104,19 @@ class Faulty(gymnasium.Env[Any, str]):
         }.get(fate if len(sound) == 5 or fate not in ("nan", "info") else "none", sound)
 
 
+class Meeting(Faulty):
+    """Is made only while so many others are being made: each leaves a file in a folder, and waits for the rest."""
+
+    def __init__(self, folder: str, others: int):
+        super().__init__()
+        (Path(folder) / f"{os.getpid()}").touch()
+        deadline = time.monotonic() + 20
+        while len([*Path(folder).iterdir()]) < others:
+            if time.monotonic() > deadline:
+                raise ValueError("nobody else is being made")
+            time.sleep(0.01)
+
+
 @dataclass
 class Foretold:
     """What a batch must hold."""

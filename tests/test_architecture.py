@@ -20,7 +20,7 @@ FILES = {
 # The path of a turn, read in one direction: a module or folder imports only itself and what stands before it.
 ORDER = [
     *("types", "failures", "groups", "seeds", "surrogates"),
-    *("figures", "files", "compiled", "protocols", "parse", "memory"),
+    *("figures", "files", "compiled", "cores", "loopback", "remembered", "protocols", "parse", "memory"),
     *("components", "checks", "config", "recipe"),
     *("optional", "calling", "hosted", "traces", "rewards", "data", "toolcalls", "tools", "interactions", "envs"),
     *(
@@ -124,8 +124,8 @@ def test_records_environments_and_memories_run_without_torch():
         ("checkpoint", {"files"}),
         ("parse", {"types"}),
         ("chat_template", {"types"}),
-        ("history", {"types", "chat_template"}),
-        ("render", {"types", "surrogates", "chat_template", "history"}),
+        ("history", {"types", "chat_template", "remembered"}),
+        ("render", {"types", "surrogates", "chat_template", "history", "remembered"}),
         ("tokencheck", {"types", "chat_template", "render"}),
         ("protocols", {"types"}),
         ("lines", {"sending"}),
@@ -159,8 +159,11 @@ def test_records_environments_and_memories_run_without_torch():
             for name in sorted(siblings("traces"))
         ),
         ("optional", set()),
+        ("cores", set()),
+        ("loopback", set()),
+        ("remembered", set()),
         ("calling", set()),
-        ("hosted", {"types"}),
+        ("hosted", {"types", "loopback"}),
         *(
             (name, {"types", "config", "calling", "failures", "figures", *siblings("rewards")})
             for name in sorted(siblings("rewards"))

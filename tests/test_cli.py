@@ -1,5 +1,6 @@
 """What a user meets: commands, and one clear sentence for each mistake."""
 
+import asyncio
 import itertools
 import json
 import multiprocessing
@@ -637,6 +638,60 @@ def test_what_messages_advise_may_change_in_a_run_and_is_written_down(recipe: Pa
     assert len((folder / "changes.txt").read_text().splitlines()) == 4
 
 
+def test_another_machine_and_other_packages_are_written_down_too(recipe: Path, capsys: Any) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
+    file = recipe.parent / "run" / "versions.json"
+    made_with = json.loads(file.read_bytes())
+    assert (made_with["precision"], made_with["threads"]) == ("fp32", torch.get_num_threads())
+    file.write_text(json.dumps({**made_with, "torch": "2.0.0", "precision": "bf16"}))
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=2", "--resume") == 0
+    assert json.loads(file.read_bytes()) == made_with
+    changes = (file.parent / "changes.txt").read_text()
+    assert f"on: made with.torch was '2.0.0', now is '{made_with['torch']}'" in changes
+    assert "made with.precision was 'bf16', now is 'fp32'" in changes
+    assert "made with.precision was 'bf16', now is 'fp32'" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_a_run_leaves_in_transcripts_may_change_in_it(recipe: Path) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=2", "--resume", "log.transcript_every=1") == 0
+    assert "log.transcript_every was 2, now is 1" in (recipe.parent / "run" / "changes.txt").read_text()
+
+
+def test_a_run_that_may_only_be_read_is_evaluated_all_the_same(recipe: Path, capsys: Any, monkeypatch: Any) -> None:
+    assert run("train", recipe, "warmup.w_epoch=0", "steps=1") == 0
+    folder = recipe.parent / "run"
+    writable = turnwise.run.is_writable
+    monkeypatch.setattr("turnwise.run.is_writable", lambda path: path != folder and writable(path))
+    capsys.readouterr()
+    assert run("eval", folder, "evaluation.episodes=2", "--json", recipe.parent / "mine.json") == 0
+    assert "may only be read" in " ".join(capsys.readouterr().out.split())
+    assert (recipe.parent / "mine.json").exists() and not (folder / "eval.json").exists()
+
+
+def test_a_run_inside_an_event_loop_says_where_else_to_begin_it(recipe: Path) -> None:
+    async def cell() -> None:
+        turnwise.train.train(load_config(recipe))
+
+    with pytest.raises(ValueError, match=r"await asyncio\.to_thread\(train, config\)"):
+        asyncio.run(cell())
+    assert not (recipe.parent / "run").exists()
+
+
+def test_an_evaluation_that_fills_a_gpu_does_not_end_the_training(recipe: Path, capsys: Any, monkeypatch: Any) -> None:
+    played = turnwise.train.evaluate
+
+    def evaluate(*given: Any, **more: Any) -> Any:
+        if (recipe.parent / "run" / "metrics.jsonl").exists():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. And more.")
+        return played(*given, **more)
+
+    monkeypatch.setattr("turnwise.train.evaluate", evaluate)
+    assert run("train", recipe, "warmup.w_epoch=0", "evaluation.every=1") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not played, since the GPU is full (CUDA out of memory); lower evaluation.slots" in said
+
+
 def test_a_run_whose_schedule_knows_its_length_is_not_made_longer(recipe: Path, capsys: Any) -> None:
     linear = ["train", recipe, "warmup.w_epoch=0", "update.lr_schedule=linear"]
     assert run(*linear, "steps=1") == 0
@@ -806,13 +861,16 @@ def wait_for_lines(metrics: Path, count: int) -> None:
     raise AssertionError(f"{metrics} never had {count} lines")
 
 
-def test_one_process_trains_in_a_folder_and_ctrl_c_saves_and_says_how_to_resume(recipe: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
+def test_one_process_trains_in_a_folder_and_who_stops_it_hears_how_to_resume(
+    recipe: Path, capsys: Any, ask: signal.Signals
+) -> None:
     process = start(out := recipe.parent / "out", "train", recipe, "steps=100000")
     wait_for_lines(recipe.parent / "run" / "metrics.jsonl", 6)
     twice = refused(capsys, "train", recipe, "steps=100000", "--resume")
     assert f"another process is training in {recipe.parent / 'run'}; wait for it" in twice
     assert process.pid
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, ask)
     process.join(60)
     assert process.exitcode == 130
     assert f"turnwise train {recipe.parent / 'run'} --resume" in out.read_text()

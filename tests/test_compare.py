@@ -94,8 +94,13 @@ def test_the_environments_weigh_alike(tmp_path):
 
 def test_other_levels_are_refused(tmp_path):
     a, b = keep(tmp_path / "a", {"x": [1.0, 0.0, 1.0]}), keep(tmp_path / "b", {"x": [1.0, 0.0]})
-    with pytest.raises(ValueError, match="did not play the same levels: 1 were played in one of them alone"):
+    with pytest.raises(ValueError, match=r"same levels: x\.evaluation\.episodes was 3, now is 2"):
         compare(a, b)
+    lines = (a / "episodes.jsonl").read_text().splitlines(keepends=True)
+    fewer = keep(tmp_path / "fewer", {"x": [1.0, 0.0, 1.0]})
+    (fewer / "episodes.jsonl").write_text("".join(lines[:4]))
+    with pytest.raises(ValueError, match="did not play the same levels: 1 were played in one of them alone"):
+        compare(a, fewer)
     other = keep(tmp_path / "c", {"x": [1.0, 0.0, 1.0]}, kwargs={"partial": True})
     with pytest.raises(ValueError, match=r"same levels: x\.kwargs\.partial"):
         compare(a, other)
@@ -120,6 +125,42 @@ def test_levels_that_were_passed_over_are_left_out_and_counted(tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines if line["number"]))  # one is yet to be played
     with pytest.raises(ValueError, match="finish both"):
         compare(a, b)
+
+
+def test_test_rows_that_one_could_not_play_are_left_out_where_there_was_none_to_play_instead(tmp_path):
+    """As a row whose prompt is too long for one of two tokenizers."""
+    a, b = (keep(tmp_path / name, {"x": [1.0, 0.0, 1.0]}, name) for name in ("a", "b"))
+    (b / "episodes.jsonl").write_text("".join((b / "episodes.jsonl").read_text().splitlines(keepends=True)[:4]))
+    for folder in (a, b):
+        file = folder / "protocol.json"
+        protocol = json.loads(file.read_text())
+        protocol["environments"]["x"]["samples"] = "0123"
+        file.write_text(json.dumps(protocol))
+    (a / "results.json").write_text("[]")
+    with pytest.raises(ValueError, match="finish both"):
+        compare(a, b)
+    (b / "results.json").write_text("[]")
+    whole = compare(a, b)[-1]
+    assert (whole.ties, whole.alone) == (2, 1)
+
+
+def test_another_arithmetic_is_told_where_both_are_known(tmp_path):
+    def told(*precisions: str) -> str:
+        folders = []
+        for name, precision in zip("ab", precisions, strict=True):
+            folder = keep(tmp_path / "".join(precisions) / name, {"x": [1.0, 0.0]}, name)
+            file = folder / "protocol.json"
+            protocol = json.loads(file.read_text())
+            protocol["environments"]["x"]["model"] |= {"precision": precision, "path": name}
+            file.write_text(json.dumps(protocol))
+            folders.append(folder)
+        console = Console(width=120, record=True)
+        console.print(difference_table(compare(*folders), *folders))
+        return " ".join(console.export_text().split())
+
+    assert "x.model.precision was 'bf16', now is 'fp32'" in told("bf16", "fp32")
+    for same in (("bf16", "bf16"), ("bf16", "auto")):
+        assert "differ:" not in told(*same)
 
 
 def test_what_tells_no_progression_cannot_be_compared(tmp_path):

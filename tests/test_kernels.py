@@ -58,7 +58,7 @@ def test_gates_open():
 
 def test_a_gpus_formula_of_a_judgement_is_the_processors():
     logits, targets = noise(5, 12), torch.tensor([0, 11, 3, 3, 7])
-    mine = torch.stack(kernels._Judged.apply(logits, targets, 0.7))  # pyright: ignore[reportArgumentType]
+    mine = torch.stack(kernels._LogprobsAndEntropy.apply(logits, targets, 0.7))  # pyright: ignore[reportArgumentType]
     assert_alike(mine, torch.stack(kernels.logprobs_and_entropy(logits, targets, 0.7)), [logits])
 
 

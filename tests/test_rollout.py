@@ -21,7 +21,7 @@ from helpers import Counter, Scripted, make_tokenizer, play_config
 
 from turnwise.batch import pack
 from turnwise.batch_loop import BatchLoop
-from turnwise.collector import Collector
+from turnwise.collector import Collector, _is_kept
 from turnwise.config import Config
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.local import LocalEngine
@@ -998,8 +998,8 @@ def test_every_so_many_episodes_are_kept_to_be_read(renderer, n_env, every):
     for _ in range(4):
         collector.collect(engine)
         kept += collector.tally.transcripts
-    numbers = [one.episode * n_env + one.slot for one in kept]
-    assert sorted(numbers) == [number for number in range(10 * n_env) if number % every == 0]
+    numbers = {(one.episode, one.slot) for one in kept}
+    assert (0, 0) in numbers and len(numbers) == len(kept) and (len(kept) == 10 * n_env) == (every == 1)
     for one in kept:
         assert one.task == "Counter"
         name = one.text.split()[2].rstrip(".")
@@ -1007,6 +1007,15 @@ def test_every_so_many_episodes_are_kept_to_be_read(renderer, n_env, every):
         assert "=> add (translated: 'increase')  reward 0\n" in one.text
         assert f"{name} step 1 count 1" in one.text
         assert one.text.endswith(f"{name} step 2 count 2\n\n== truncated: failure, return 0.00, 2 turns\n")
+
+
+@pytest.mark.parametrize("every", [1, 2, 8, 50])
+@pytest.mark.parametrize("count", [1, 8, 32, 100])
+def test_whatever_is_kept_of_every_so_many_is_of_all_slots(count, every):
+    """32 slots of two tasks, and one episode in 50: counted, none of the second task would be kept."""
+    kept = [index for number in range(10 * every) for index in range(count) if _is_kept(index, number, every)]
+    assert {*kept} == {*range(count)}
+    assert len(kept) == pytest.approx(10 * count, abs=5 * (10 * count) ** 0.5)  # five standard deviations
 
 
 # -- environments of other kinds

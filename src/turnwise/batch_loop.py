@@ -3,6 +3,18 @@
 import asyncio
 
 
+def refuse_inside_a_loop() -> None:
+    """A ValueError where an event loop runs in this thread already, as in a notebook's cells: no other can."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ValueError(
+        "an event loop runs in this thread, as it does in a notebook; call it in a thread of its own: "
+        "await asyncio.to_thread(train, config)"
+    )
+
+
 class BatchLoop(asyncio.SelectorEventLoop):
     """Runs while a batch is collected, and stands still while the trainer is at work: that time is nobody's.
 

@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # models may say what a terminal has no letters for
     arguments = _parse(argv)
+    if sys.platform == "win32":
+        print("turnwise: Windows is not supported; run it in WSL", file=sys.stderr)
+        return 2
     keep_freed_memory()
     try:
         with enough_memory():
@@ -195,14 +198,20 @@ def _train(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from turnwise.engines.chat import is_address
     from turnwise.episodes import Folder, protocol_of
-    from turnwise.players import fingerprint, newest_of
+    from turnwise.players import OTHERS, fingerprint, newest_of, settled
     from turnwise.results import figure_table, files_of, rows_of, suite_table, task_table
+    from turnwise.run import is_writable
     from turnwise.suite import split_missing
 
     run = _run_of(arguments.player)
-    _refuse_unwritable(arguments.json, run / "eval.json" if run and not arguments.suite else None)
+    _refuse_unwritable(arguments.json)
     console = Console()
+    own = run / "eval.json" if run and not arguments.suite else None
+    if own and not is_writable(own.parent):
+        console.print(f"{own} is not written, since the run may only be read", markup=False)
+        own = None
     suite = _asked(arguments, run)
     ready, missing = split_missing(suite) if arguments.suite else (suite, {})
     for name, why in missing.items():
@@ -211,13 +220,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     trained = newest_of(run) if run else None
     folder = None
     if arguments.out:
-        folder = Folder(arguments.out, protocol_of(player, fingerprint(trained or Path(player)), suite))
+        here = player not in OTHERS and not is_address(player)
+        asked = {name: settled(config) for name, config in suite.items()} if here else suite
+        folder = Folder(arguments.out, protocol_of(player, fingerprint(trained or Path(player)), asked))
     episodes = _play(player, trained, ready, folder)
     rows = rows_of(episodes)
     files = files_of(rows, ready, list(missing))
     if folder:
         folder.finish(episodes, files)
-    for file in [arguments.json, run / "eval.json" if run and not arguments.suite else None]:
+    for file in (arguments.json, own):
         if file is not None:
             file.write_text(files["results.json"], encoding="utf-8")
     # At last: who reads it may have gone.

@@ -19,7 +19,7 @@ from turnwise.data import Data, drawn, fingerprint
 from turnwise.failures import first_of
 from turnwise.groups import filter_groups
 from turnwise.protocols import Codec, Engine, Pausable
-from turnwise.seeds import episode_seed
+from turnwise.seeds import derive, episode_seed
 from turnwise.slot import Slot
 from turnwise.tally import Tally
 from turnwise.types import Level, Segment
@@ -55,6 +55,8 @@ class Collector:
                 }
                 slot = Slot(index, task, config, codec, self._shared, levels, own, group, **kept)
                 self.slots.append(slot)
+            for slot in self.slots:  # whose environments are being made meanwhile
+                slot.agents.prepare()
             self.samples = fingerprint(self._shared.data.train) if config.data else ""  # tells them from others
             if config.data is not None:
                 self.slots[0].agents.refuse_strangers((*self._shared.data.train, *self._shared.data.test))
@@ -74,12 +76,12 @@ class Collector:
     def _written(self, index: int, number: int) -> bool:
         """Whether the n-th episode of a slot leaves a transcript."""
         every = self.config.log.transcript_every
-        return bool(every) and (number * self.config.rollout.n_env + index) % every == 0
+        return bool(every) and _is_kept(index, number, every)
 
     def _traced(self, group: int, number: int) -> bool:
         """Whether the n-th episodes of a group are: all of them, so that they can be compared."""
         log = self.config.log
-        return bool(log.traces) and self._place(group, number) % log.trace_every == 0
+        return bool(log.traces) and _is_kept(group, number, log.trace_every)
 
     def _place(self, group: int, number: int) -> int:
         """Of the n-th level of a group among those of all groups."""
@@ -179,6 +181,15 @@ class Collector:
             return done.count(False)
 
         return self._runner.run(restore())
+
+
+def _is_kept(index: int, number: int, every: int) -> bool:
+    """Whether the n-th episode of a slot is the first of all, or else one in so many, by chance.
+
+    Were they counted, some slots, and with them whole tasks, would never be met where the numbers have a divisor in
+    common.
+    """
+    return index == number == 0 or derive("kept", index, number) % every == 0
 
 
 async def play_all(plays: Iterable[Coroutine[Any, Any, None]]) -> None:

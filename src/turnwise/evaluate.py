@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from turnwise.agents.shared import Shared
+from turnwise.batch_loop import refuse_inside_a_loop
 from turnwise.collector import play_all
 from turnwise.config import Config
 from turnwise.data import Data
@@ -104,6 +105,7 @@ def _play(
     finished: Callable[[Course, Slot], object],
     data: Data | None = None,
 ) -> list[Slot]:
+    refuse_inside_a_loop()
     config = player.rules(config)
     free = asyncio.Semaphore(config.evaluation.slots)
 
@@ -120,10 +122,14 @@ def _play(
         seats = [player.sit(config, course, shared) for course in courses]
         for slot, _ in seats[:1]:
             slot.agents.refuse_strangers(samples)
-        asyncio.run(play_all(play(course, *seat) for course, seat in zip(courses, seats, strict=True)))
-    slots = [slot for slot, _ in seats]
-    for slot in slots:
-        slot.leave()
+        slots = [slot for slot, _ in seats]
+        for slot in slots:
+            slot.agents.prepare()
+        try:
+            asyncio.run(play_all(play(course, *seat) for course, seat in zip(courses, seats, strict=True)))
+        finally:
+            for slot in slots:
+                slot.leave()
     return slots
 
 

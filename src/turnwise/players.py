@@ -24,7 +24,16 @@ from turnwise.envs.checked import Offer
 from turnwise.envs.host import Host
 from turnwise.envs.workers import Workers
 from turnwise.lora import make_adapters
-from turnwise.models import arithmetic, ends_of, identity, open_model, refuse_other, refuse_too_long
+from turnwise.models import (
+    arithmetic,
+    ends_of,
+    identity,
+    open_model,
+    pick_device,
+    precision_on,
+    refuse_other,
+    refuse_too_long,
+)
 from turnwise.protocols import Codec, Engine
 from turnwise.render import Renderer
 from turnwise.seeds import derive
@@ -131,6 +140,11 @@ def open_player(config: Config, trained: Path | None) -> tuple[Engine, Codec]:
     renderer = Renderer(tokenizer, config.rollout.history, config.model.chat_template_kwargs, ends_of(model))
     precision = arithmetic(config.model.precision, model.device)
     return LocalEngine(model, renderer.stop_ids, precision), renderer
+
+
+def settled(config: Config) -> Config:
+    """With the precision that this machine computes in, where the recipe leaves it to that."""
+    return _with(config, "model", precision=precision_on(pick_device(config.model.device), config.model.precision))
 
 
 def gym_of(slot: Slot) -> Gym:

@@ -44,7 +44,7 @@ class Clock:
 
 @contextmanager
 def interruptible() -> Iterator[Event]:
-    """Ctrl-C asks the loop to stop after the step under way; a second one stops at once."""
+    """Ctrl-C, or the SIGTERM of a cluster, asks the loop to stop after the step under way; a second one, at once."""
     stop = Event()
 
     def ask(*_: object) -> None:
@@ -53,11 +53,12 @@ def interruptible() -> Iterator[Event]:
         stop.set()
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not in the main thread, where no Ctrl-C arrives
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where no signal arrives
         yield stop
         return
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -217,6 +217,15 @@ class Resumable(Protocol):
 
 
 @runtime_checkable
+class Preparable(Protocol):
+    """An agent that needs what takes long to be made: all slots begin to make it, and then each waits for its own."""
+
+    def prepare(self) -> None:
+        """Wait for it. A ValueError where it cannot be made."""
+        ...
+
+
+@runtime_checkable
 class Choosy(Protocol):
     """An agent that can tell which samples it could not play, before anything is played."""
 

@@ -22,9 +22,10 @@ _SEGMENTS = TypeAdapter(list[Segment])
 # Keys, or groups of them, that may change while a run stands still: they decide neither what its weights and slots are
 # nor what is played next, and its messages advise some of them.
 _FREE = (
-    *("update.micro_tokens", "update.gradient_checkpointing", "update.actor_lr", "update.critic_lr", "model.precision"),
-    *("rollout.max_prompt_tokens", "environment.timeout_s", "environment.max_failures", "reward.timeout_s"),
-    *("engine", "evaluation", "checkpoint"),
+    *("update.micro_tokens", "update.gradient_checkpointing", "update.actor_lr", "update.critic_lr"),
+    *("model.device", "model.precision", "rollout.max_prompt_tokens", "reward.timeout_s"),
+    *("environment.timeout_s", "environment.max_failures", "environment.processes"),
+    *("engine", "evaluation", "checkpoint", "log"),
 )
 
 
@@ -34,7 +35,7 @@ class Run:
     versions.json   what it was made with         transcripts/    every n-th episode, readable
     checkpoints/    to go on from                 model/          the trained policy, a Hugging Face folder
     traces.jsonl    what episodes did, and        mlflow.db       the same for MLflow, where the recipe wants them
-    changes.txt     keys that were changed when   lock            held while somebody trains here
+    changes.txt     what was changed when         lock            held while somebody trains here
                     the run was resumed
     """
 
@@ -43,8 +44,8 @@ class Run:
         self.folder = Path(config.run)
         self.checkpoints = self.folder / "checkpoints"
         self.metrics = self.folder / "metrics.jsonl"
-        self._config = self.folder / "config.yaml"
-        self.changes: list[str] = []  # of keys, since the run stood still
+        self._config, self._versions = self.folder / "config.yaml", self.folder / "versions.json"
+        self.changes: list[str] = []  # since the run stood still
         if resume:
             if not self._config.is_file():
                 raise ValueError(f"there is no run to resume in {self.folder}; start it without --resume")
@@ -85,16 +86,18 @@ class Run:
         except OSError:  # a file system without locks
             pass
 
-    def begin(self, config: Config) -> None:
-        """Write down what was asked for and what it is made with."""
+    def begin(self, config: Config, machine: Mapping[str, Any]) -> None:
+        """Write down what was asked for and what it is made with: versions, and what of the `machine` computes."""
         (self.folder / "transcripts").mkdir(exist_ok=True)
-        packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
-        made_with = {"python": platform.python_version(), **{name: version(name) for name in packages}}
-        (self.folder / "versions.json").write_text(json.dumps(made_with, indent=1) + "\n")
+        self._write_versions(_made_with(machine))
         files.write(self._config, dump_config(config).encode())
 
-    def go_on(self, config: Config) -> None:
-        """Write down what was changed meanwhile, and where."""
+    def go_on(self, config: Config, machine: Mapping[str, Any]) -> None:
+        """Write down what was changed meanwhile, in keys, packages and machine, and where."""
+        now = _made_with(machine)
+        before = json.loads(self._versions.read_bytes()) if self._versions.exists() else now
+        self.changes += differences(before, now, ".made with")
+        self._write_versions(now)
         if self.changes:
             newest = checkpoint.newest(self.checkpoints)
             since = newest.stem if newest else "the start"
@@ -102,6 +105,9 @@ class Run:
                 stream.writelines(f"from {since} on: {line}\n" for line in self.changes)
         if read_tree(self._config) != tree_of(config):
             files.write(self._config, dump_config(config).encode())
+
+    def _write_versions(self, made_with: Mapping[str, Any]) -> None:
+        files.write(self._versions, f"{json.dumps(made_with, indent=1)}\n".encode())
 
     def keep_model(self, write: Callable[[Path], object]) -> None:
         """Have `model` and, where there is one, `adapter` written to a folder, and take each from there when whole."""
@@ -151,6 +157,11 @@ class Run:
     def save(self, name: str, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
         checkpoint.save(self.checkpoints, name, tensors, state)
         checkpoint.prune(self.checkpoints, keep)
+
+
+def _made_with(machine: Mapping[str, Any]) -> dict[str, Any]:
+    packages = ("turnwise", "torch", "transformers", "gymnasium", "minigrid", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}, **machine}
 
 
 def _is_of(key: str, groups: Sequence[str]) -> bool:

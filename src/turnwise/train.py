@@ -14,7 +14,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from turnwise import checkpoint
+from turnwise.allocator import enough_memory
 from turnwise.batch import Batch, pack
+from turnwise.batch_loop import refuse_inside_a_loop
 from turnwise.collector import Collector, NothingToCompare
 from turnwise.config import Config
 from turnwise.engines.local import LocalEngine
@@ -22,7 +24,7 @@ from turnwise.engines.make import make_engine
 from turnwise.evaluate import evaluate
 from turnwise.lora import make_adapters
 from turnwise.metrics import Recent, invalid_texts, measure, measure_credit, measure_groups
-from turnwise.models import arithmetic, ends_of, identity, open_model, refuse_other, refuse_too_long
+from turnwise.models import arithmetic, ends_of, identity, machine, open_model, refuse_other, refuse_too_long
 from turnwise.players import Model
 from turnwise.policy import Policy
 from turnwise.progress import Clock, Progress, interruptible
@@ -40,6 +42,7 @@ from turnwise.view import View
 
 def train(config: Config, resume: bool = False) -> bool:
     """Run a configuration to its end; False if the user stopped it before. Mistakes are ValueErrors."""
+    refuse_inside_a_loop()
     training = Training(config, resume)
     servers = closing(training.engine) if isinstance(training.engine, Closable) else nullcontext()
     with servers, closing(training.collector), training.view, closing(training.traces), interruptible() as stop:
@@ -70,6 +73,7 @@ class Training:
         model, tokenizer = open_model(config.model)
         refuse_too_long(model, config.rollout)
         precision = arithmetic(config.model.precision, model.device)
+        made_by = machine(model.device, config.model.precision)
         about = config.rollout.history, config.model.chat_template_kwargs, ends_of(model)
         self.renderer = renderer = Renderer(tokenizer, *about)
         self.tokenizer, self.identity = tokenizer, identity(model, tokenizer)
@@ -86,7 +90,7 @@ class Training:
             self.recent = Recent(config.tasks)
             self.run.hold()
             if not resume:
-                self.run.begin(config)
+                self.run.begin(config, made_by)
             self.traces = refused.enter_context(closing(Traces(config.log, self.run.folder, renderer.text)))
             self.warmup_segments: list[Segment] = []
             lost = self.restore()
@@ -95,7 +99,7 @@ class Training:
             # When nothing else can be refused: servers take minutes to start, and others' memory.
             self.engine: Engine = make_engine(config, self.policy.actor, renderer.stop_ids, precision)
             if resume:
-                self.run.go_on(config)
+                self.run.go_on(config, made_by)
             refused.pop_all()  # all is well: whoever trains closes them
         self.view = View(config, self.run.folder, resumed_at=self.progress.step if resume else None)
         if untried:
@@ -212,7 +216,8 @@ class Training:
         engine = LocalEngine(self.policy.actor, self.renderer.stop_ids, self.policy.precision)
         engine.load(self.policy.weights(), self.progress.step)
         try:
-            records = evaluate(self.config, Model(engine, self.renderer), data=self.collector.data)
+            with enough_memory("lower evaluation.slots"):
+                records = evaluate(self.config, Model(engine, self.renderer), data=self.collector.data)
         except ValueError as error:  # of a scorer that is down, or of one level: training goes on without
             if not self.progress.step:
                 raise

@@ -162,6 +162,13 @@ def test_one_failure_too_many_of_its_own_ends_the_run_with_a_sentence(renderer):
         collect(faulty("process", schedule, n_env=1, processes=1, max_failures=2), renderer)
 
 
+def test_environments_of_several_processes_are_made_side_by_side(renderer, tmp_path):
+    config = faulty("process", {"folder": str(tmp_path), "others": 3}, n_env=3, processes=3)
+    config.environment.id = "faulty:Meeting"
+    with closing(Collector(config, renderer)) as collector:
+        assert sum(segment.acted for segment in collector.collect(Scripted(renderer, walk))) == 12
+
+
 def test_no_more_processes_are_started_than_there_are_environments(renderer):
     before = set(multiprocessing.active_children())
     with closing(Collector(faulty("process", n_env=2, processes=7), renderer)):
@@ -210,7 +217,7 @@ def pools() -> Iterator[Callable[[str], Workers]]:
 def test_an_environment_that_cannot_be_made_is_one_sentence_at_once(pools, workers, environment, message):
     config = play_config("faulty:Faulty", environment=environment)
     with pytest.raises(ValueError, match=message):
-        Host(config.environment, next(iter(config.environment.tasks)), pools(workers))
+        _ = Host(config.environment, next(iter(config.environment.tasks)), pools(workers)).offer
 
 
 def test_what_cannot_be_sent_to_a_process_is_told_at_once(pools):
@@ -273,7 +280,7 @@ def test_nothing_is_no_text_and_a_number_is_refused():
 def test_actions_that_may_be_others_the_next_time_are_refused(pools, kind):
     config = play_config(f"{__name__}:Listed", environment={"kwargs": {"kind": kind}})
     with pytest.raises(ValueError, match=r"the actions of .*:Listed are .*; they must be a list of texts"):
-        Host(config.environment, "Listed", pools("inline"))
+        _ = Host(config.environment, "Listed", pools("inline")).offer
 
 
 class Changing(gymnasium.Env[str, str]):
@@ -342,7 +349,7 @@ def test_a_constructor_that_hangs_is_given_up(workers):
         closing(Workers(config.environment, 1)) as pool,
         pytest.raises(ValueError, match=r"a call took longer than environment\.timeout_s=0\.5"),
     ):
-        Host(config.environment, "Refusing", pool)
+        _ = Host(config.environment, "Refusing", pool).offer
 
 
 # -- the end

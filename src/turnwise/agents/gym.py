@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import isawaitable
 from itertools import count
 from typing import Any, get_args
@@ -41,9 +42,16 @@ class Gym:
         self.codec = setting.codec
         self.memory: Memory = config.memory.make("memory")
         self.host = Host(config.environment, self.task, setting.shared.workers)
-        offer = self.host.offer
-        self.parser: ActionParser = config.parser.make("parser", actions=[*offer.actions], default=offer.default_action)
         self._standing: Standing | None = None  # None: no episode is under way
+
+    def prepare(self) -> None:
+        """Wait for the environment."""
+        _ = self.host.offer, self.parser
+
+    @cached_property
+    def parser(self) -> ActionParser:
+        offer = self.host.offer
+        return self.config.parser.make("parser", actions=[*offer.actions], default=offer.default_action)
 
     async def run(self, session: Session) -> Ending:
         """Play an episode to its end, or go on with the one that is under way."""

@@ -2,12 +2,12 @@
 
 import asyncio
 import concurrent.futures
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.envs.checked import CheckedEnvironment, Offer
-from turnwise.envs.workers import Workers
+from turnwise.envs.workers import Thread, Workers
 from turnwise.failures import EnvironmentFailure
 from turnwise.types import Feedback, Observation
 
@@ -16,18 +16,28 @@ class Host:
     """One environment of one task, replaced by a fresh one after a failure."""
 
     def __init__(self, config: EnvironmentConfig, task: str, workers: Workers):
-        """Waits until the environment is made; ValueError where it cannot be."""
+        """Begins to make the environment; `offer` waits for it.
+
+        In child processes environments are made side by side, but in threads one after the other: all at once would
+        share the cores, and each take longer than a call may.
+        """
         self._name = f"environment {config.id} ({task})"
         self._make = partial(CheckedEnvironment, config, task)
         self._workers = workers
         self._worker = workers.open(self._make)
+        self._first = self._worker.call("offer")
         self._made = True
-        future = self._worker.call("offer")
-        done, _ = concurrent.futures.wait({future}, self._worker.timeout_s)
+        if isinstance(self._worker, Thread):
+            _ = self.offer
+
+    @cached_property
+    def offer(self) -> Offer:
+        """Waits until the environment is made; ValueError where it cannot be."""
+        done, _ = concurrent.futures.wait({self._first}, self._worker.timeout_s)
         try:
-            self.offer: Offer = self._answer(future, bool(done))
+            return self._answer(self._first, bool(done))
         except (EnvironmentFailure, ValueError) as error:
-            workers.release(self._worker)
+            self._workers.release(self._worker)
             raise ValueError(str(error)) from error
 
     async def reset(self, seed: int) -> Observation:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import platform
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from turnwise.config import ModelConfig, RolloutConfig
+from turnwise.cores import cores
 
 EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-games", "tiny-tools")}
 _CHOICES = f"{', '.join(EMBEDDED)}, or the id of a model on the Hugging Face hub"
@@ -25,6 +27,7 @@ def locate(path: str) -> str:
 def open_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with fp32 weights on its device, and its tokenizer. A mistake is a ValueError."""
     logging.disable_progress_bar()
+    torch.set_num_threads(min(torch.get_num_threads(), cores()))
     path = locate(config.path)
     if path.startswith(("/", ".")) and not Path(path).is_dir():
         raise ValueError(f"model.path is {config.path!r}, and there is no such folder; give one, or {_CHOICES}")
@@ -104,9 +107,20 @@ def pick_device(name: str) -> torch.device:
 
 def arithmetic(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context for forward passes: bf16 with fp32 weights, or nothing."""
-    if precision == "auto":
-        precision = "bf16" if _fast_bf16(device) else "fp32"
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    bf16 = precision_on(device, precision) == "bf16"
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """In what is computed there: what is asked for, or where that is "auto" the faster one."""
+    return ("bf16" if _fast_bf16(device) else "fp32") if precision == "auto" else precision
+
+
+def machine(device: torch.device, precision: str) -> dict[str, Any]:
+    """What computes, as far as it decides the last digits of what comes out."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    threads = torch.get_num_threads()
+    return {"device": f"{device.type}, {name}", "precision": precision_on(device, precision), "threads": threads}
 
 
 def _fast_bf16(device: torch.device) -> bool:

@@ -143,10 +143,13 @@ def newcombe(one: Score, other: Score, comparisons: int = 1) -> tuple[float, flo
 def _score(task: str, episodes: Sequence[Segment]) -> Score:
     outcomes = [episode.outcome for episode in episodes if episode.outcome]
     told = [outcome.success for outcome in outcomes if outcome.success is not None]
+    tasks, telling = (
+        {one.task for one in episodes if one.outcome and (every or one.outcome.success is not None)} for every in (1, 0)
+    )
     return Score(
         task,
         len(outcomes),
-        sum(told) if told else None,
+        sum(told) if tasks == telling else None,
         float(np.mean([outcome.episode_return for outcome in outcomes])),
         float(np.mean([outcome.turns for outcome in outcomes])),
     )
