@@ -29,6 +29,7 @@ EVERYBODY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(2**26),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # in large pages, likewise
 }
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,27 @@ def test_a_thread_keeps_the_memory_that_it_frees():
     )
     first, *others = map(int, done.stdout.split())
     assert sum(others[-6:]) < first / 2  # though six times as much was set aside
+
+
+LARGE_PAGES = """
+import re
+from pathlib import Path
+from turnwise.allocator import keep_freed_memory
+
+keep_freed_memory()
+import torch
+
+held = torch.ones(25_000_000)
+print(*(int(kib) for kib in re.findall(r"AnonHugePages: +([0-9]+)", Path("/proc/self/smaps").read_text())))
+"""
+
+
+def large_pages() -> str:
+    file = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return file.read_text() if file.exists() else "[never]"
+
+
+@pytest.mark.skipif("[never]" in large_pages(), reason="the system has no large pages for those who ask")
+def test_what_the_main_thread_sets_aside_lies_in_large_pages():
+    done = subprocess.run([sys.executable, "-c", LARGE_PAGES], capture_output=True, text=True, check=True)
+    assert sum(map(int, done.stdout.split())) > 80_000  # of the 100 MB
