@@ -16,7 +16,7 @@ from turnwise.kernels import padded
 from turnwise.lanes import Lanes
 from turnwise.models import arithmetic, pick_device
 from turnwise.policy import Policy
-from turnwise.types import Generation, Observation, Segment, Turn
+from turnwise.types import Action, Generation, Observation, Segment, Turn
 from turnwise.update import Optimizers, assign_credit, update
 
 SETTLING, ROUNDS = 3, 5  # until the allocator has set aside what an update needs, it waits for cleared pages
@@ -88,7 +88,17 @@ def made_up(turns: int, shortest: int, longest: int) -> Batch:
         length = shortest + (longest - shortest) * number // (turns - 1)
         ids = torch.randint(0, 512, (length,), generator=rng).tolist()
         generation = Generation(tuple(ids[-REPLY:]), (-6.0,) * REPLY, "length", 0)
-        turn = Turn(Observation(""), tuple(ids[:-REPLY]), generation, None, 0, float(number % 2), "", "", "")
+        turn = Turn(
+            Observation(""),
+            tuple(ids[:-REPLY]),
+            generation,
+            Action("", "valid", "", "", 0),
+            0,
+            float(number % 2),
+            "",
+            "",
+            "",
+        )
         segments.append(Segment(number, 0, "", 0, (turn,), "terminated", (), None))
     return pack(segments)
 

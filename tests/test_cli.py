@@ -26,6 +26,7 @@ from turnwise.cli import main
 from turnwise.config import ModelConfig
 from turnwise.engines.make import local
 from turnwise.models import open_model
+from turnwise.progress import interruptible
 from turnwise.recipe import load_config
 from turnwise.suite import load_suite
 from turnwise.trackers.tensorboard import TensorBoard
@@ -851,6 +852,16 @@ def _run_into(out: Path, arguments: list[str]) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.exit(main(arguments))
+
+
+def test_a_fork_of_a_run_ends_when_it_is_told_to() -> None:
+    """As the child processes of somebody's scorer."""
+    with interruptible() as stop:
+        child = FORKS.Process(target=time.sleep, args=(600,))
+        child.start()
+        child.terminate()
+        child.join(20)
+        assert child.exitcode == -signal.SIGTERM and not stop.is_set()
 
 
 def wait_for_lines(metrics: Path, count: int) -> None:

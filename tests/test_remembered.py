@@ -10,7 +10,7 @@ from turnwise.remembered import Remembered
 TEXTS = st.lists(st.tuples(st.text("ab", max_size=6), st.sampled_from([(1,), (1, 2, 3)]), st.booleans()), max_size=40)
 
 
-@given(TEXTS, st.integers(0, 30))
+@given(TEXTS, st.integers(90, 330))
 def test_the_newest_are_kept_as_far_as_there_is_room(calls, characters):
     asked = []
     remembered = Remembered(lambda *one: asked.append(one) or (one, len(asked)), characters)
@@ -20,7 +20,7 @@ def test_the_newest_are_kept_as_far_as_there_is_room(calls, characters):
         assert remembered(*one)[0] == one
         assert len(asked) == before + (not known)
         kept = [*(other for other in kept if other != one), one]
-        while sum(len(text) + len(ids) for text, ids, _ in kept) > characters:
+        while sum(100 + len(text) + len(ids) for text, ids, _ in kept) > characters:
             kept.pop(0)
 
 
@@ -31,7 +31,7 @@ def test_threads_may_ask_at_the_same_time():
         together.wait(20)
         return text.upper()
 
-    remembered = Remembered(slow, 5)
+    remembered = Remembered(slow, 200)
     threads = [threading.Thread(target=lambda: results.append(remembered("abcd"))) for _ in range(4)]
     for one in threads:
         one.start()
@@ -39,3 +39,12 @@ def test_threads_may_ask_at_the_same_time():
         one.join()
     assert results == ["ABCD"] * 4
     assert remembered("abcd") == "ABCD"  # and is not asked again, for which four would have to wait
+
+
+def test_what_many_keys_share_takes_no_room():
+    asked = []
+    remembered = Remembered(lambda *one: asked.append(one), 330, own=1)
+    for _ in range(2):
+        for text in ("a", "b", "c"):
+            remembered(text, "x" * 1000)
+    assert len(asked) == 3

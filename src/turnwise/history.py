@@ -28,8 +28,8 @@ class Exact:
 
     def __init__(self, template: ChatTemplate):
         self._template = template
-        self._opened = Remembered(self._open, _HEADS)
-        self._written = Remembered(self._write, _CACHED)
+        self._opened = Remembered(self._open, _HEADS, own=1)
+        self._written = Remembered(self._write, _CACHED, own=2)
         self._opening = Remembered(
             lambda system, tools: template.opening(json.loads(system), json.loads(tools)), _HEADS
         )

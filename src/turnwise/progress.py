@@ -1,5 +1,6 @@
 """How far a run is, how long its parts take, and how a user stops it."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -44,11 +45,14 @@ class Clock:
 
 @contextmanager
 def interruptible() -> Iterator[Event]:
-    """Ctrl-C, or the SIGTERM of a cluster, asks the loop to stop after the step under way; a second one, at once."""
-    stop = Event()
+    """Ctrl-C, or the SIGTERM of a cluster, asks the loop to stop after the step under way; a second Ctrl-C, at once."""
+    stop, owner = Event(), os.getpid()
 
-    def ask(*_: object) -> None:
-        if stop.is_set():
+    def ask(number: int, _: object) -> None:
+        if os.getpid() != owner:  # a fork of ours, such as a scorer's, which is to end as any other process
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif number == signal.SIGINT and stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 

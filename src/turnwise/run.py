@@ -32,7 +32,7 @@ _FREE = (
 class Run:
     """
     config.yaml     every key, resolved           metrics.jsonl   one line a step
-    versions.json   what it was made with         transcripts/    every n-th episode, readable
+    versions.json   what it was made with         transcripts/    one episode in so many, readable
     checkpoints/    to go on from                 model/          the trained policy, a Hugging Face folder
     traces.jsonl    what episodes did, and        mlflow.db       the same for MLflow, where the recipe wants them
     changes.txt     what was changed when         lock            held while somebody trains here
@@ -96,7 +96,7 @@ class Run:
         """Write down what was changed meanwhile, in keys, packages and machine, and where."""
         now = _made_with(machine)
         before = json.loads(self._versions.read_bytes()) if self._versions.exists() else now
-        self.changes += differences(before, now, ".made with")
+        self.changes += differences(before, {name: now.get(name) for name in before}, ".made with")
         self._write_versions(now)
         if self.changes:
             newest = checkpoint.newest(self.checkpoints)

@@ -40,8 +40,9 @@ class View:
     def __init__(self, config: Config, folder: Path, resumed_at: int | None = None, console: Console | None = None):
         self.config = config
         self.resumed_at = resumed_at
-        # To Rich anything is a terminal where FORCE_COLOR is set, a file too.
-        self.console = console or _Lasting(force_terminal=None if sys.stdout.isatty() else False)
+        # To Rich anything is a terminal where FORCE_COLOR is set, a file too. There may be no output at all.
+        terminal = sys.stdout is not None and sys.stdout.isatty()
+        self.console = console or _Lasting(force_terminal=None if terminal else False)
         self.folder = printable(folder)
         self._run = RunPanel(self.folder, printable(config.model.path), config.tasks, resumed_at)
         # Where a resumed run is in its warm-up is known after the next batch.

@@ -57,4 +57,5 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: None)  # of all processes of a job: the parent decides when to end
     sys.exit(keep(sys.argv[1:]))

@@ -173,6 +173,7 @@ class _Process:
         self._child: BaseProcess | None = None
         self._life = 0  # counts the children
         self._end = ""  # why the last one is no more
+        self._ended = False  # on purpose: no other is started
         self._start()  # before anybody calls, so that all processes start side by side
         self._thread = threading.Thread(target=self._relay, daemon=True)
         self._thread.start()
@@ -184,6 +185,7 @@ class _Process:
 
     def end(self) -> None:
         """End the child, in whatever call it may be."""
+        self._ended = True
         self._calls.put(None)
         self._thread.join(GRACE_S)
         while self._thread.is_alive():
@@ -209,6 +211,8 @@ class _Process:
         if tenant.life and not lives_here:
             raise NeighbourFailure(f"the process that it shared was lost, because {self._end}")
         if self._child is None:
+            if self._ended:
+                raise EnvironmentFailure("its process has ended")
             self._start()
         if not self._begun:
             self._receive(START_S, f"its process did not begin within {START_S:g} s")
