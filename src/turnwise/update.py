@@ -329,8 +329,8 @@ def fit_critic(
 ) -> dict[str, float]:
     """Train the critic on a random part of the turns; returns how well it knew all of them before.
 
-    The actor stays as it is, bit for bit. So values need not stay near what the last batch was credited by, and no
-    clip keeps them there: with returns of 100 it would let each fit take half a step of a hundred.
+    The actor stays as it is, bit for bit. So values need not stay near those that turns were credited by, and no clip
+    keeps them there: one of 0.5 would let each fit come nearer to returns of 100 by no more than that.
     """
     assert credit.returns is not None
     policy.train(config.gradient_checkpointing)

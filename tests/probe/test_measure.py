@@ -116,3 +116,14 @@ def test_where_no_success_is_told_none_is_made_up():
     figures = sheet("goto", [episode(said(), success=None)]).score
     assert figures.successes is figures.rate is figures.interval is None
     assert replace(figures, successes=1).rate == 1
+
+
+def test_a_task_that_tells_no_success_takes_none_from_the_others():
+    """Half of goto was won, and nobody knows of survive: all tasks together have no rate."""
+    won, lost, survived = (
+        episode(said("on"), task=task, success=success)
+        for task, success in (("goto", True), ("goto", False), ("survive", None))
+    )
+    assert sheet("goto", [won, lost]).score.successes == 1
+    assert sheet("survive", [survived]).score.successes is None
+    assert sheet("all", [won, lost, survived]).score.successes is None

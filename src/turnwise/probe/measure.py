@@ -141,15 +141,14 @@ def newcombe(one: Score, other: Score, comparisons: int = 1) -> tuple[float, flo
 
 
 def _score(task: str, episodes: Sequence[Segment]) -> Score:
-    outcomes = [episode.outcome for episode in episodes if episode.outcome]
+    ended = [(episode.task, episode.outcome) for episode in episodes if episode.outcome]
+    outcomes = [outcome for _, outcome in ended]
     told = [outcome.success for outcome in outcomes if outcome.success is not None]
-    tasks, telling = (
-        {one.task for one in episodes if one.outcome and (every or one.outcome.success is not None)} for every in (1, 0)
-    )
+    silent = {task for task, _ in ended} - {task for task, outcome in ended if outcome.success is not None}
     return Score(
         task,
         len(outcomes),
-        sum(told) if tasks == telling else None,
+        None if silent else sum(told),
         float(np.mean([outcome.episode_return for outcome in outcomes])),
         float(np.mean([outcome.turns for outcome in outcomes])),
     )
